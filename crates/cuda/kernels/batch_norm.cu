@@ -18,23 +18,39 @@ __device__ inline Few3 joined_few(const Few3 &a, const Few3 &b) {
     return {{count, a.of[1] + distance * share, a.of[2] + b.of[2] + distance * a.of[0] * share * distance}};
 }
 
+// What a thread has found of its columns: of each as many numbers.
+struct Own3 {
+    float count = 0.0f, mean[WIDE] = {}, square[WIDE] = {};
+
+    // As `joined_few` does, whose division is the same for all columns.
+    __device__ void join(int j, float share, float other_mean, float other_square) {
+        const float distance = other_mean - mean[j];
+        square[j] = square[j] + other_square + distance * count * share * distance;
+        mean[j] += distance * share;
+    }
+};
+
 // Joins N rows of a thread, `row`, `row + step` and so on, to what it has found.
-template <int N, int SIDE, class Columns> __device__ void join_rows(const T *x, i64 row, const Columns &own, Few3 (&mine)[WIDE]) {
+template <int N, int SIDE, class Columns> __device__ void join_rows(const T *x, i64 row, const Columns &own, Own3 &mine) {
     const auto in = made<N>([&](int k) { return own.of(x + (row + k * step<SIDE>()) * own.width); });
+    const float count = mine.count + (float)N, share = (float)N / count;
     each<WIDE>([&](int j) {
         float sum = 0.0f, squares = 0.0f;
         each<N>([&](int k) { sum += wide(in.of[k].of[j]); });
         const float mean = sum * (1.0f / N);
         each<N>([&](int k) { squares += (wide(in.of[k].of[j]) - mean) * (wide(in.of[k].of[j]) - mean); });
-        mine[j] = joined_few(mine[j], {{(float)N, mean, squares}});
+        mine.join(j, share, mean, squares);
     });
+    mine.count = count;
 }
 
 // Those of each column over rows `first` to `end`, each of which is read once; the first threads of the block get a slot's each.
 template <int SIDE, class Columns> __device__ Few3 moments_of_rows(const T *x, i64 first, i64 end, const Columns &own, Room<3, SIDE> &room) {
-    Few3 mine[WIDE] = {};
+    Own3 mine;
     in_flights<FLIGHT, SIDE>(first, end, [&](auto few, i64 row) { join_rows<few, SIDE>(x, row, own, mine); });
-    return joined_columns(mine, room, joined_few);
+    Few3 found[WIDE];
+    each<WIDE>([&](int j) { found[j] = {{mine.count, mine.mean[j], mine.square[j]}}; });
+    return joined_columns(found, room, joined_few);
 }
 
 // Each channel's mean and sum of squared distances from it, piece by piece: (width, pieces) each.
@@ -169,10 +185,15 @@ __device__ Normal<N> normal_of(const Pack<N, float> &mean, const Pack<N, float> 
 // `plus`, weight and bias may be null.
 extern "C" __global__ void batch_normalise(const T *x, const float *means, const float *scales, const float *weight, const float *bias,
                                            const T *plus, T *out, i64 rows, i64 width, i64 relu) {
-    along_rows(are_even(x, plus, out), rows, width, [=](auto few, i64 i, i64, i64 c) {
-        const auto normal = normal_of<few>(taken<few>(means + c), taken<few>(scales + c), weight, taken_or_zeros<few>(weight, c),
-                                           taken_or_zeros<few>(bias, c));
-        put(out + i, normal.of(taken<few>(x + i), taken_or_zeros<few>(plus, i), relu));
+    const auto known = [=](auto few, i64 c) {
+        return normal_of<few>(taken<few>(means + c), taken<few>(scales + c), weight, taken_or_zeros<few>(weight, c),
+                              taken_or_zeros<few>(bias, c));
+    };
+    along_known_rows(are_even(x, plus, out), rows, width, known, [=](auto few, const auto &normal, auto some, i64 i, i64 step) {
+        const int n = few;
+        const auto in = made<some>([&](int k) { return taken<n>(x + i + k * step); });
+        const auto added = made<some>([&](int k) { return taken_or_zeros<n>(plus, i + k * step); });
+        each<some>([&](int k) { put(out + i + k * step, normal.of(in.of[k], added.of[k], relu)); });
     });
 }
 
@@ -352,13 +373,22 @@ template <int N> __device__ Pack<N, T> all_stored(const Pack<N, float> &g) {
 // The gradients of the input and, where `plus` isn't null, of what was added.
 extern "C" __global__ void batch_input_gradient(const T *x, const T *grad, const T *more, const T *mask, const float *means,
                                                 const float *factors, T *out, T *plus, i64 rows, i64 width) {
-    along_rows(are_even(x, grad, more, mask, out, plus), rows, width, [=](auto few, i64 i, i64, i64 c) {
-        const auto sum = sum_of_two(taken<few>(grad + i), more, taken_or_zeros<few>(more, i));
-        const auto g = passed(sum, mask, taken_or_zeros<few>(mask, i));
-        const Slopes<few> slopes = {taken<few>(means + c), taken<few>(factors + c), taken<few>(factors + width + c),
-                                    taken<few>(factors + 2 * width + c)};
-        put(out + i, slopes.of(taken<few>(x + i), g));
-        if (plus) put(plus + i, all_stored(g));
+    const auto known = [=](auto few, i64 c) {
+        return Slopes<few>{taken<few>(means + c), taken<few>(factors + c), taken<few>(factors + width + c),
+                           taken<few>(factors + 2 * width + c)};
+    };
+    const bool even = are_even(x, grad, more, mask, out, plus);
+    along_known_rows(even, rows, width, known, [=](auto few, const auto &slopes, auto some, i64 i, i64 step) {
+        const int n = few;
+        const auto in = made<some>([&](int k) { return taken<n>(x + i + k * step); });
+        const auto own = made<some>([&](int k) { return taken<n>(grad + i + k * step); });
+        const auto rest = made<some>([&](int k) { return taken_or_zeros<n>(more, i + k * step); });
+        const auto relu = made<some>([&](int k) { return taken_or_zeros<n>(mask, i + k * step); });
+        each<some>([&](int k) {
+            const auto g = passed(sum_of_two(own.of[k], more, rest.of[k]), mask, relu.of[k]);
+            put(out + i + k * step, slopes.of(in.of[k], g));
+            if (plus) put(plus + i + k * step, all_stored(g));
+        });
     });
 }
 

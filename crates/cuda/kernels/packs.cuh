@@ -113,6 +113,23 @@ template <class F> __device__ void along_rows(bool even, i64 rows, i64 width, F 
     });
 }
 
+// The same where more is to be known of a row's elements than one of them tells, as of channels: a thread has the same elements of all its
+// rows, if there are threads for a whole row, and takes what `known(few, c)` gives of them once. `f(few, known, rows, i, step)` is for
+// those from elements i, i + step and so on, `rows` of them: whoever loads all of them before it needs one has them under way together.
+template <class Known, class F> __device__ void along_known_rows(bool even, i64 rows, i64 width, Known known, F f) {
+    const i64 packs = width / WIDE, all = all_threads();
+    if (!even || width % WIDE != 0 || all < packs) {
+        return along_rows(even, rows, width, [=](auto few, i64 i, i64, i64 c) { f(few, known(few, c), Few<1>(), i, (i64)0); });
+    }
+    const i64 side = all - all % packs, n = rows * width, step = side * WIDE;
+    const i64 first = first_element();
+    if (first >= side) return;
+    const auto own = known(Few<WIDE>(), first % packs * WIDE);
+    i64 i = first * WIDE;
+    for (; i + step < n; i += 2 * step) f(Few<WIDE>(), own, Few<2>(), i, step);
+    if (i < n) f(Few<WIDE>(), own, Few<1>(), i, step);
+}
+
 // Calls `f(few, i)` for the elements of a row by the threads of a block, where the row begins `start` elements behind what begins evenly:
 // the first ones alone until that is a multiple of WIDE, then WIDE at a time, and the last ones alone.
 template <class F> __device__ void by_block(i64 start, i64 width, F f) {

@@ -75,14 +75,21 @@ pub enum Search {
 /// The smallest class holds this many bytes.
 const SMALLEST_CLASS: usize = 256;
 
-/// The class of a buffer of `bytes` bytes and the size of that class. Four classes a power of two: at most a fifth of a
-/// buffer is slack.
+/// Above this many bytes, 2 to this power, classes are finer.
+const LARGE_POWER: usize = 20;
+
+/// Classes between a power of two and the next, above that.
+const LARGE_CLASSES: usize = 32;
+
+/// The class of a buffer of `bytes` bytes and the size of that class. Of small ones there are four classes a power of two, so at most a
+/// fifth of a buffer is slack; of those above a mebibyte 32, since it is of them that memory fills up.
 pub(crate) fn size_class(bytes: usize) -> (usize, usize) {
     let bytes = bytes.max(SMALLEST_CLASS);
     let power = usize::BITS as usize - 1 - (bytes - 1).leading_zeros() as usize;
-    let quarter = (1usize << power) / 4;
-    let steps = (bytes - (1 << power)).div_ceil(quarter);
-    (power * 4 + steps, (1 << power) + steps * quarter)
+    let classes = if power < LARGE_POWER { 4 } else { LARGE_CLASSES };
+    let step = (1usize << power) / classes;
+    let steps = (bytes - (1 << power)).div_ceil(step);
+    (power * LARGE_CLASSES + steps * (LARGE_CLASSES / classes), (1 << power) + steps * step)
 }
 
 impl Device {
@@ -589,12 +596,17 @@ mod tests {
 
     #[test]
     fn size_classes_hold_what_they_promise() {
-        for bytes in (1..5000).chain([1 << 20, (1 << 20) + 1, 123_456_789]) {
+        let sizes = (1..5000).chain([(1 << 20) - 1, 1 << 20, (1 << 20) + 1, 49 << 21, 123_456_789]);
+        let mut before = (0, 0);
+        for bytes in sizes {
             let (class, capacity) = size_class(bytes);
+            let slack = if bytes > 1 << 20 { bytes / 32 } else { bytes.max(SMALLEST_CLASS) / 4 + 64 };
             assert!(
-                capacity >= bytes && capacity <= bytes.max(SMALLEST_CLASS) * 5 / 4 + 64,
+                capacity >= bytes && capacity <= bytes + slack.max(SMALLEST_CLASS),
                 "{bytes}: {capacity}"
             );
+            assert!((class, capacity) >= before && (class == before.0) == (capacity == before.1), "{bytes}");
+            before = (class, capacity);
             assert_eq!(
                 size_class(capacity),
                 (class, capacity),

@@ -287,11 +287,28 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let mask = relu.then(|| value(saved, 4));
             let shared = wanted.shared.as_ref();
             let goes_along = shared.is_none() && wanted.wants(0);
+            let parts = [Some(grad), wanted.more.as_ref()];
+            let are_ours = parts.map(|part| part.is_some_and(|part| part.storage.is_unique()));
             let (grad, more) = match &wanted.more {
                 Some(more) if !goes_along => (grad.add(more), None),
                 more => (grad.clone(), more.as_ref().map(|more| more.arranged(x.dense_order()))),
             };
             let grad = grad.arranged(x.dense_order());
+            // On a GPU the gradients of what was normalised and of what was added go where the parts of the output's lie, if nobody else has
+            // these: of large images each would take as much memory again, just when most of it is in use.
+            let free = |i: usize, arranged: Option<&Tensor>| {
+                let is_ours = |own: &&Tensor| {
+                    are_ours[i] || parts[i].is_some_and(|part| !part.storage.is(&own.storage))
+                };
+                let is_on_gpu = matches!(device.backend(), Backend::Gpu(_));
+                let fits = |own: &&Tensor| goes_along && is_on_gpu && own.dtype == dtype && is_ours(own);
+                arranged.filter(fits).cloned()
+            };
+            let (in_grad, in_more) = (free(0, Some(&grad)), free(1, more.as_ref()));
+            let place_like_x = |i: usize, free: Option<Tensor>| match free {
+                Some(free) => wanted.place_or(i, x.dense_order(), free),
+                None => wanted.place(i, x.dense_order(), *x.shape(), dtype),
+            };
             let channels: Shape = [x.dims()[1]].into();
             let place = |i: usize| {
                 if wanted.wants(i) {
@@ -301,7 +318,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
                 }
             };
             let (grad_b, grad_w) = (place(2), place(1));
-            let of_plus = wanted.wants(3).then(|| wanted.place(3, x.dense_order(), *x.shape(), dtype));
+            let of_plus = wanted.wants(3).then(|| place_like_x(3, in_more));
             let (stats, of_parameters) = ([mean, scale], [&grad_b, &grad_w]);
             let grad_x = if !goes_along {
                 // The gradients of weight and bias are sums that the input's gradient needs too, those of the whole batch.
@@ -318,22 +335,22 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
                     );
                 })
             } else {
-                filled_like(0, x, &|out| {
-                    let outputs = ((out, of_plus.as_ref()), of_parameters);
-                    match (device.backend(), &more) {
-                        (Backend::Gpu(engine), Some(more)) => gpu::batch_norm::gradients_of_sum(
-                            engine,
-                            x,
-                            stats,
-                            weight,
-                            (&grad, Some(more)),
-                            mask,
-                            count,
-                            outputs,
-                        ),
-                        _ => kernel::batch_norm::gradients(x, stats, weight, &grad, mask, count, outputs),
-                    }
-                })
+                let out = place_like_x(0, in_grad);
+                let outputs = ((&out, of_plus.as_ref()), of_parameters);
+                match (device.backend(), &more) {
+                    (Backend::Gpu(engine), Some(more)) => gpu::batch_norm::gradients_of_sum(
+                        engine,
+                        x,
+                        stats,
+                        weight,
+                        (&grad, Some(more)),
+                        mask,
+                        count,
+                        outputs,
+                    ),
+                    _ => kernel::batch_norm::gradients(x, stats, weight, &grad, mask, count, outputs),
+                }
+                Some(out)
             };
             let grad_plus = of_plus.inspect(|out| match mask {
                 _ if grad_x.is_some() => {}

@@ -97,6 +97,16 @@ impl Wanted<'_> {
     /// A tensor of stale contents, dense in `order`, to write input `input`'s gradient to: the slot of the gradient arena
     /// itself when it lies so and this is the only gradient that the leaf will get, so that nothing is copied afterwards.
     pub(crate) fn place(&self, input: usize, order: Order, shape: Shape, dtype: DType) -> Tensor {
+        let stale = || Tensor::stale_in(order, self.device, shape, dtype);
+        self.slot(input, order, dtype).unwrap_or_else(stale)
+    }
+
+    /// The same for what may as well go where `free` lies, which is dense and of that order, shape and type.
+    pub(crate) fn place_or(&self, input: usize, order: Order, free: Tensor) -> Tensor {
+        self.slot(input, order, free.dtype).unwrap_or(free)
+    }
+
+    fn slot(&self, input: usize, order: Order, dtype: DType) -> Option<Tensor> {
         if let Some(node) = &self.inputs[input] {
             let body = node.body();
             if let (Kind::Leaf(Some(slot)), 1, None) = (&body.kind, body.pending, &body.grad)
@@ -104,10 +114,10 @@ impl Wanted<'_> {
                 && slot.tensor().geometry.lies_in(order)
                 && slot.tensor().dtype == dtype
             {
-                return slot.tensor();
+                return Some(slot.tensor());
             }
         }
-        Tensor::stale_in(order, self.device, shape, dtype)
+        None
     }
 
     /// Takes what input `input` has received so far, for one who gives it the sum of that and its own: if it is no leaf, and that is in

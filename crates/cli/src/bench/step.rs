@@ -214,9 +214,13 @@ impl Sample {
     fn batch(&self, batch: usize, device: &Device) -> [Tensor; 2] {
         match *self {
             Sample::Image { channels, side } => {
-                let dims = [batch, channels, side, side];
                 let labels: Vec<i64> = (0..batch).map(|i| (i % 10) as i64).collect();
-                let images = Tensor::uniform(device, dims, 0.0, 1.0, DType::F32, Philox::new(1, 0));
+                let uniform = |dims| Tensor::uniform(device, dims, 0.0, 1.0, DType::F32, Philox::new(1, 0));
+                // As they come from the trainer: on a GPU with channels last.
+                let images = match device.gpu() {
+                    Some(_) => uniform([batch, side, side, channels]).permute(&[0, 3, 1, 2]),
+                    None => uniform([batch, channels, side, side]),
+                };
                 [images, Tensor::from_slice(device, &labels, [batch])]
             }
             Sample::Words { count, of } => {

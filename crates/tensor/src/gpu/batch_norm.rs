@@ -3,7 +3,7 @@
 use crate::cpu::batch_norm::Fused;
 use crate::dtype::DType;
 use crate::gpu::Engine;
-use crate::gpu::launch::{Arg, check_float, elements, out_or_null, rows};
+use crate::gpu::launch::{Arg, check_float, elements, out_or_null, read_where_written, rows};
 use crate::gpu::reduce::{column_parts, columns, pieces};
 use crate::tensor::Tensor;
 use phalanx_cuda::Work;
@@ -318,8 +318,8 @@ fn input_gradient_by(
     let [n, channels] = sizes(x);
     let args = [
         Arg::In(x),
-        Arg::In(grad),
-        Arg::InOrNull(more),
+        read_where_written(Some(grad), [Some(out), plus]),
+        read_where_written(more, [Some(out), plus]),
         Arg::InOrNull(mask),
         Arg::In(mean),
         Arg::In(factors),
@@ -328,7 +328,7 @@ fn input_gradient_by(
         Arg::Int(n),
         Arg::Int(channels),
     ];
-    // SAFETY: input, gradients and mask have n rows of channels in one order.
+    // SAFETY: input, gradients and mask have n rows of channels in one order; of what lies in one place a thread reads before it writes.
     unsafe { engine.launch("batch_input_gradient", elements(n * channels), &args) };
 }
 
@@ -377,12 +377,13 @@ pub(crate) fn gradients_of_sum(
         return input_gradient_by(engine, x, mean, grad, mask, &factors, outputs);
     };
     let (out, plus) = (Arg::Out(outputs.0), out_or_null(outputs.1));
-    let (x, (grad, more)) = (Arg::In(x), grad);
-    let (grad, [more, mask, weight]) = (Arg::In(grad), [more, mask, weight].map(Arg::InOrNull));
+    let written = [Some(outputs.0), outputs.1];
+    let (grad, more) = (read_where_written(Some(grad.0), written), read_where_written(grad.1, written));
+    let (x, [mask, weight]) = (Arg::In(x), [mask, weight].map(Arg::InOrNull));
     let [a, b] = [n, channels].map(Arg::Int);
     let inputs = [x, grad, more, mask, mean_in, scale_in, weight];
     let args = [&inputs[..], &[out, plus, of_weight, of_bias, factors_out, a, b, count]].concat();
     // SAFETY: input, gradients and mask have n rows of channels in one order; there are three factors and one of all else for each
-    // channel.
+    // channel. Of what lies in one place the block that has its channel has made its sums, and a thread reads, before it writes.
     unsafe { engine.launch("batch_whole_gradient", work, &args) }
 }

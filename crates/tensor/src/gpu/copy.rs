@@ -19,6 +19,9 @@ fn named(dtype: DType) -> [&'static str; 3] {
     }
 }
 
+/// The fewest rows and columns of a matrix that is transposed tile by tile.
+const LEAST_SIDE: usize = 8;
+
 /// Sets every element of the dense `out`.
 #[track_caller]
 pub(crate) fn fill(engine: &Engine, out: &Tensor, value: f64) {
@@ -54,7 +57,8 @@ pub(crate) fn copy(engine: &Engine, from: &Tensor, out: &Tensor) {
             (Order::ChannelsLast, Order::RowMajor) => Some([h * w, channels]),
             _ => None,
         };
-        if let Some([rows, columns]) = sizes {
+        // Of few channels, as images from files have, a tile would be next to empty.
+        if let Some([rows, columns]) = sizes.filter(|sizes| sizes.iter().all(|&side| side >= LEAST_SIDE)) {
             let work = Work::Tiles { matrices: images as u64, rows: rows as u64, columns: columns as u64 };
             let sizes = [images, rows, columns].map(Arg::Int);
             let args = [Arg::In(from), Arg::Out(out), sizes[0], sizes[1], sizes[2]];

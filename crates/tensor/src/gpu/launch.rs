@@ -79,6 +79,20 @@ impl Engine {
     }
 }
 
+/// A tensor that is read, or null, where one of `outputs` may lie in the same memory. That is for kernels that have read all that they want
+/// of an element's place before they write there.
+pub(super) fn read_where_written<'a>(read: Option<&'a Tensor>, outputs: [Option<&Tensor>; 2]) -> Arg<'a> {
+    let is_written = |read: &Tensor| outputs.into_iter().flatten().any(|out| out.storage.is(&read.storage));
+    match read {
+        // Lent to the output alone, since the launch takes both in one go.
+        Some(read) if is_written(read) => {
+            let start = read.storage.read_on_gpu().at;
+            Arg::BareIn(start.plus(read.geometry.offset * read.dtype.bytes()))
+        }
+        read => Arg::InOrNull(read),
+    }
+}
+
 /// A tensor that is written, or null.
 pub(super) fn out_or_null(out: Option<&Tensor>) -> Arg<'_> {
     out.map_or(Arg::InOrNull(None), Arg::Out)

@@ -269,6 +269,28 @@ fn a_batch_norm_gets_the_gradients_of_all_that_use_it() {
 }
 
 #[test]
+fn the_gradients_of_a_batch_norm_take_no_memory_beside_those_of_what_comes_of_it() {
+    for size in [[2, 8, 32, 30], [11, 8, 20, 21]] {
+        let Some(rig) = rig(10) else { return };
+        let of = |dims: &[usize]| Tensor::ones(&rig, dims, DType::F32);
+        let [x, plus, weight, bias] = [&size[..], &size, &[8], &[8]].map(|dims| of(dims).requires_grad());
+        let then = Then::AddRelu(&plus);
+        let y = x.batch_norm(Some(&weight), Some(&bias), 1e-5, then, None, None).out;
+        // Two small gradients become two large ones, which are all that there is.
+        let loss = [0, 1].map(|_| y.adaptive_avg_pool2d([1, 1]).square().sum_all());
+        let loss = &loss[0] + &loss[1];
+        drop(y);
+        rig.take_most_live_bytes();
+        let before = rig.live_bytes();
+        loss.backward();
+        let image = 4 * size.iter().product::<usize>();
+        let most = rig.take_most_live_bytes() - before;
+        // A large gradient, its other part, and one of them once more as it is turned to channels last.
+        assert!(most < 7 * image / 2, "{size:?}: {most} bytes, of {image} each");
+    }
+}
+
+#[test]
 fn views_of_every_kind_are_multiplied() {
     let Some(rig) = rig(4) else { return };
     rig.check(&[&[300, 40], &[35, 40], &[35]], |x| x[0].linear(&x[1], Some(&x[2])));
