@@ -1,12 +1,13 @@
 //! A source of kernels as a program of the host, and launches of it. Where there is no compiler, tests say so and pass.
 
 use phalanx_cuda::{Element, Geometry, KERNELS, Kernel, Parameter, Source, Work, kernel};
+use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Blocks of a grid at most, so that small tensors are larger than a grid, too.
 const MOST_BLOCKS: u32 = 3;
@@ -152,8 +153,10 @@ pub(crate) fn program(source: Source, element: Element) -> PathBuf {
     let text = text(source, element);
     let name = format!("{}-{}-{:016x}", source.file(), element.in_source(), fingerprint(&text));
     let path = folder().join(name);
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    // Each once, and beside others: compilers take most of these tests' time.
+    static BEGUN: Mutex<BTreeMap<PathBuf, Arc<Mutex<()>>>> = Mutex::new(BTreeMap::new());
+    let begun = BEGUN.lock().unwrap_or_else(PoisonError::into_inner).entry(path.clone()).or_default().clone();
+    let _guard = begun.lock().unwrap_or_else(PoisonError::into_inner);
     if !path.exists() {
         compiled(&text, &path).unwrap_or_else(|error| panic!("{} on the host: {error}", source.file()));
     }
