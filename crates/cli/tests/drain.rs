@@ -9,7 +9,11 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
 use user::{phalanx, text};
+
+/// Between two looks at what is waited for.
+const LOOK: Duration = Duration::from_millis(2);
 
 /// Training of a thousand epochs, or to step `steps`, whose checkpoints are only those that are asked for.
 fn training(folder: &Path, out: &str, steps: Option<u64>) -> Command {
@@ -154,7 +158,7 @@ fn sigusr1_that_comes_before_workers_are_ready_is_not_lost() {
     // The first log is opened right before the worker it belongs to is started.
     let log = folder.path().join("drained/logs/0/1.out");
     while !log.exists() {
-        std::thread::yield_now();
+        std::thread::sleep(LOOK);
     }
     assert!(Command::new("kill").args(["-USR1", &child.id().to_string()]).status().unwrap().success());
     let out = child.wait_with_output().unwrap();

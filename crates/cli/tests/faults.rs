@@ -11,6 +11,9 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 use user::{phalanx, text};
 
+/// Between two looks at what is waited for.
+const LOOK: Duration = Duration::from_millis(2);
+
 const PHALANX: &str = env!("CARGO_BIN_EXE_phalanx");
 /// No failure may take as long as this to be told.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -48,7 +51,7 @@ fn the_flight_records_of_ranks_that_disagree_say_who_understood_what() {
         let flight = Path::new("out/flight");
         let start = Instant::now();
         while start.elapsed() < LIMIT && records(flight) < 2 {
-            std::thread::yield_now();
+            std::thread::sleep(LOOK);
         }
         panic!("{error}");
     }

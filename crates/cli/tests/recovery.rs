@@ -14,6 +14,9 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 use user::{phalanx, text};
 
+/// Between two looks at what is waited for.
+const LOOK: Duration = Duration::from_millis(2);
+
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Two workers.
@@ -333,7 +336,7 @@ fn what_happens_while_another_holds_the_run_directory_is_written_down_afterwards
     let log = run.out.join("logs/0/1.err");
     while !fs::read_to_string(&log).unwrap().contains("isn't written down yet") {
         assert!(run.start.elapsed() < LIMIT, "{:?}", run.told.last());
-        std::thread::yield_now();
+        std::thread::sleep(LOOK);
     }
     drop(claim);
     run.until(|event| event["event"] == "members");
@@ -360,7 +363,7 @@ fn read_for_ever(path: &Path) -> fs::File {
             return writer;
         }
         assert!(start.elapsed() < LIMIT, "nobody reads {}", path.display());
-        std::thread::yield_now();
+        std::thread::sleep(LOOK);
     }
 }
 
@@ -413,7 +416,7 @@ fn a_worker_that_hangs_does_not_keep_a_run_from_making_room() {
     // Where it hangs is written down while it waits to be killed: from here on it can't heed anything.
     while !run.out.join("hang/0").exists() {
         assert!(run.start.elapsed() < LIMIT);
-        std::thread::yield_now();
+        std::thread::sleep(LOOK);
     }
     let (status, said, told) = run.end(Some(Signal::SIGUSR1));
     assert_eq!(status.code(), Some(75), "{said}");

@@ -340,9 +340,11 @@ impl Fleet {
                 let Some(member) = self.members.get_mut(&id) else { return };
                 member.node.port = port;
                 member.stage = if is_running { Stage::Done } else { Stage::Ready };
+                let seats = member.seats.clone();
                 match (is_running, member.leaves) {
+                    (false, _) => self.part_from(seats, todo),
                     (true, true) => {
-                        todo.push(Order::DoWithout(generation, member.seats.clone()));
+                        todo.push(Order::DoWithout(generation, seats));
                         self.members.remove(&id);
                         todo.push(Order::Farewell(id));
                     }
@@ -371,8 +373,10 @@ impl Fleet {
         if self.goes_on() && self.is_coming(id) && self.members.len() > self.least() {
             return self.do_without(id, &failure, todo);
         }
+        let rank = failure.rank.0;
         let setback = self.setback(now, &self.members[&id], Mishap::Worker(failure));
         if matches!(self.phase, Phase::Running) {
+            self.part_from(rank..rank + 1, todo);
             // Its agent stops the others of that node without being told.
             self.stop(StopWhy::Failed(setback.clone()), Some(id), todo);
         }
@@ -447,6 +451,9 @@ impl Fleet {
                 todo.push(Order::Warn(format!("node {number} ({host}) was lost: {how}; the others go on")));
             }
             return todo.push(Order::DoWithout(self.generation, member.seats));
+        }
+        if member.stage == Stage::Running {
+            self.part_from(member.seats.clone(), todo);
         }
         // One that leaves goes when it likes, and one that has nothing to do is no loss.
         if member.leaves || member.stage != Stage::Running {

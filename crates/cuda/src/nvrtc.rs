@@ -140,6 +140,18 @@ unsafe fn known(library: &libloading::Library) -> Result<Vec<Architecture>, Erro
     Ok(numbers.into_iter().map(|number| architecture(number as u32)).collect())
 }
 
+/// Opens what NVRTC opens by its bare name once it compiles, which it finds if it is open: it looks where the system does, not where it
+/// lies itself. Where it isn't in any of these folders, or can't be opened, NVRTC tells of it then.
+fn open_builtins(folders: &[PathBuf], version: Version) {
+    let file = format!("libnvrtc-builtins.so.{version}");
+    let mut there = folders.iter().map(|folder| folder.join(&file)).filter(|path| path.is_file());
+    // SAFETY: what it does as it is opened is what it does when NVRTC opens it.
+    if let Some(Ok(opened)) = there.next().map(|path| unsafe { libloading::Library::new(path) }) {
+        // For good, as NVRTC.
+        let _ = ManuallyDrop::new(opened);
+    }
+}
+
 impl Nvrtc {
     /// Opens the library: from one of `folders` if it is there, else from where the system looks.
     pub fn open(folders: &[PathBuf]) -> Result<Nvrtc, Error> {
@@ -152,6 +164,7 @@ impl Nvrtc {
             version(&mut major, &mut minor);
         }
         let version = Version { major: major as u32, minor: minor as u32 };
+        open_builtins(folders, version);
         // SAFETY: the library is NVRTC.
         let known = unsafe { known(&library)? };
         Ok(functions!(library, version, known,

@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const LIMIT: Duration = Duration::from_secs(180);
+/// Between two looks at what is waited for.
+const LOOK: Duration = Duration::from_millis(2);
 
 /// Nodes of one run, each with a folder of its own.
 pub(crate) struct Site {
@@ -106,7 +108,7 @@ impl Agent {
         let start = Instant::now();
         while !self.said().contains(words) {
             assert!(start.elapsed() < LIMIT, "{words:?} in {}", self.said());
-            std::thread::yield_now();
+            std::thread::sleep(LOOK);
         }
     }
 
@@ -132,7 +134,7 @@ impl Agent {
                 break status;
             }
             assert!(start.elapsed() < LIMIT, "the run doesn't end: {}", self.said());
-            std::thread::yield_now();
+            std::thread::sleep(LOOK);
         };
         let mut out = String::new();
         self.out.read_to_string(&mut out).unwrap();

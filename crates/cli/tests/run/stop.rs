@@ -9,6 +9,9 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// Between two looks at what is waited for.
+const LOOK: Duration = Duration::from_millis(2);
+
 const LIMIT: Duration = Duration::from_secs(30);
 
 fn wait(child: &mut Child) -> i32 {
@@ -18,7 +21,7 @@ fn wait(child: &mut Child) -> i32 {
             return status.code().unwrap_or(-1);
         }
         assert!(start.elapsed() < LIMIT, "the run doesn't end");
-        std::thread::yield_now();
+        std::thread::sleep(LOOK);
     }
 }
 
@@ -123,7 +126,7 @@ fn all_gone(pids: &[String]) {
     let start = Instant::now();
     while pids.iter().any(|pid| alive(pid)) {
         assert!(start.elapsed() < LIMIT, "orphans: {pids:?}");
-        std::thread::yield_now();
+        std::thread::sleep(LOOK);
     }
 }
 

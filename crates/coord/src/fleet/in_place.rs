@@ -2,6 +2,7 @@
 
 use super::{Fleet, NodeId, Order, Phase, is_of};
 use phalanx_job::{Mishap, Node, Seat, Stage, WorkerFailure};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 impl Fleet {
@@ -33,6 +34,14 @@ impl Fleet {
         todo.push(Order::Warn(format!("on {}: {reason}; the others go on", member.node.host)));
         todo.push(Order::Refuse(id, reason));
         todo.push(Order::DoWithout(self.generation, member.seats));
+    }
+
+    /// Has those that are left, which are about to be stopped, go on without these for as long as that takes: who makes no step keeps none,
+    /// and would wait in vain for who is lost.
+    pub(super) fn part_from(&self, seats: Range<u32>, todo: &mut Vec<Order>) {
+        if self.in_place && !self.running(None).is_empty() {
+            todo.push(Order::DoWithout(self.generation, seats));
+        }
     }
 
     /// A worker was lost that the others of its node go on without.

@@ -750,3 +750,29 @@ fn a_worker_that_would_fail_again_ends_the_run_whatever_restarts_are_left() {
     let Some(Order::End(_, end)) = orders.last() else { panic!("{orders:?}") };
     assert!(matches!(&end.why, EndWhy::Failed(cause) if cause.is_for_good()), "{:?}", end.why);
 }
+
+/// They would wait for it as long as they may, and end without having kept anything.
+#[test]
+fn who_is_stopped_because_another_is_lost_goes_on_without_it_until_then() {
+    let begun = || {
+        let mut play = Play::new(3, 3, 0);
+        (1..=3).for_each(|id| drop(play.come(id, 2)));
+        play.heed(Event::InPlace(Generation(0), true));
+        play
+    };
+    let without = |seats| Order::DoWithout(Generation(0), seats);
+    let mut play = begun();
+    let orders = play.failed(2, 0, 3);
+    assert!(matches!(&orders[..], [first, Order::Stop(..)] if *first == without(3..4)), "{orders:?}");
+    // Nor does anyone of a node come back whose workers were stopped.
+    assert_eq!(play.ended(2, 0, Some(failure(3))), [without(2..4)]);
+    assert_eq!(play.gone(3), [without(4..6)]);
+    let mut play = begun();
+    let orders = play.gone(1);
+    assert!(matches!(&orders[..], [first, Order::Stop(..)] if *first == without(0..2)), "{orders:?}");
+    // Whose workers don't go on in place are only stopped.
+    let mut play = begun();
+    play.heed(Event::InPlace(Generation(0), false));
+    let orders = play.gone(1);
+    assert!(matches!(&orders[..], [Order::Stop(..)]), "{orders:?}");
+}

@@ -147,11 +147,10 @@ impl World {
                 }
                 Order::DoWithout(_, seats) => {
                     let run = |id: &u64| self.play.fleet.seats_of(NodeId(*id));
-                    assert!(
-                        self.running
-                            .keys()
-                            .all(|id| run(id).start >= seats.end || run(id).end <= seats.start)
-                    );
+                    let is_apart = |id: &u64| run(id).start >= seats.end || run(id).end <= seats.start;
+                    // One whose worker has failed is about to be stopped.
+                    let stops = |id: &u64| self.stopping.contains(id) || self.lost.contains(id);
+                    assert!(self.running.keys().all(|id| is_apart(id) || stops(id)));
                 }
                 Order::Refuse(id, _) | Order::Drop(id) => self.forget(id.0),
                 Order::End(_, end) => {
@@ -193,10 +192,11 @@ impl World {
                 Some((id, generation)) => {
                     self.mishap = true;
                     self.stopping.insert(id);
-                    let orders = self.play.failed(id, generation, 0);
+                    let rank = self.play.fleet.seats_of(NodeId(id)).start;
+                    let orders = self.play.failed(id, generation, rank);
                     self.obey(orders);
                     self.running.remove(&id);
-                    self.play.ended(id, generation, Some(failure(0)))
+                    self.play.ended(id, generation, Some(failure(rank)))
                 }
                 None => Vec::new(),
             },
