@@ -320,9 +320,14 @@ impl Fleet {
             FromAgent::Finished { generation, rank } if self.runs(id, generation) => {
                 todo.push(Order::Forget(generation, rank));
             }
-            // It counts as one that comes in all the same: a node without any other is one that the others do without.
+            // It counts as one that comes in all the same: a node without any other is one that the others do without. Where all are to
+            // end it is one that they don't wait for.
             FromAgent::GivenUp { generation, rank } if self.runs(id, generation) => {
-                todo.push(Order::DoWithout(generation, rank.0..rank.0 + 1));
+                let seat = rank.0..rank.0 + 1;
+                match self.phase {
+                    Phase::Running => todo.push(Order::DoWithout(generation, seat)),
+                    _ => self.part_from(seat, todo),
+                }
             }
             FromAgent::Failed { generation, failure } if self.runs(id, generation) => {
                 self.failed(now, id, failure, todo);
@@ -342,7 +347,8 @@ impl Fleet {
                 member.stage = if is_running { Stage::Done } else { Stage::Ready };
                 let seats = member.seats.clone();
                 match (is_running, member.leaves) {
-                    (false, _) => self.part_from(seats, todo),
+                    // It was told to end them before the others were to end, too.
+                    (false, true) => self.part_from(seats, todo),
                     (true, true) => {
                         todo.push(Order::DoWithout(generation, seats));
                         self.members.remove(&id);
@@ -373,10 +379,8 @@ impl Fleet {
         if self.goes_on() && self.is_coming(id) && self.members.len() > self.least() {
             return self.do_without(id, &failure, todo);
         }
-        let rank = failure.rank.0;
         let setback = self.setback(now, &self.members[&id], Mishap::Worker(failure));
         if matches!(self.phase, Phase::Running) {
-            self.part_from(rank..rank + 1, todo);
             // Its agent stops the others of that node without being told.
             self.stop(StopWhy::Failed(setback.clone()), Some(id), todo);
         }

@@ -59,7 +59,8 @@ pub enum FromAgent {
         /// What is known of it.
         failure: WorkerFailure,
     },
-    /// No other is started in the place of a worker that was lost: the others go on without it.
+    /// No other is started in the place of a worker that was lost, since its device is at fault or the workers of this node are to end:
+    /// the others go on without it, or don't wait for it until they end.
     GivenUp {
         /// In which generation.
         generation: Generation,

@@ -337,6 +337,7 @@ impl Agent<'_> {
                             let _ = self.link.say(&FromAgent::Failed { generation, failure });
                         }
                     }
+                    self.give_up_lost(generation);
                 }
                 self.failure = self.crew.watch.worker_failure();
             }
@@ -351,6 +352,17 @@ impl Agent<'_> {
             self.ended = Some(ended);
         }
         Ok(alone)
+    }
+
+    /// Tells of those for which nobody comes, since this node's workers are to end, so that others don't wait for them until then.
+    fn give_up_lost(&mut self, generation: Generation) {
+        for rank in self.crew.watch.lost_while_stopping() {
+            if !self.given_up.contains(&rank) {
+                self.given_up.push(rank);
+                // Who can't be told will find out.
+                let _ = self.link.say(&FromAgent::GivenUp { generation, rank });
+            }
+        }
     }
 
     /// Nobody leads the run on whom this node could go on under.

@@ -49,6 +49,8 @@ pub(crate) struct Watch {
     /// What looks for those that hang; gone when the run is over.
     lookout: Option<Lookout>,
     stop: Option<Stop>,
+    /// Whether they were ended at once, since others go on without them.
+    released: bool,
     /// Whether whoever is lost can be replaced while the others go on.
     in_place: bool,
     /// What went wrong each time that workers were started again.
@@ -121,6 +123,7 @@ impl Watch {
             guard,
             lookout,
             stop: None,
+            released: false,
             in_place: false,
             failures: Vec::new(),
             restarts: Restarts::default(),
@@ -137,7 +140,7 @@ impl Watch {
         self.former.clear();
         // A hurry of the one before, whose stop took too long, isn't this one's.
         (self.generation, self.stop, self.hurry) = (generation, None, Arc::default());
-        self.in_place = false;
+        (self.in_place, self.released) = (false, false);
     }
 
     /// How this generation ended, for who decides what follows.
@@ -297,9 +300,19 @@ impl Watch {
     /// Ends all workers at once, since the others of the run go on without them: anything else would have them end, too. It may be
     /// a signal that this is for.
     pub(crate) fn release(&mut self, signal: Option<i32>) {
+        self.released = true;
         self.send(Signal::SIGKILL);
         let why = signal.map_or(StopWhy::Order, StopWhy::Signal);
         self.stop.get_or_insert(Stop::new(why, self.grace)).ask_at = None;
+    }
+
+    /// Those that have ended badly while the others were to end, too, in order to keep what they have: these don't wait for them any more.
+    pub(crate) fn lost_while_stopping(&self) -> Vec<Rank> {
+        if self.stop.is_none() || self.released {
+            return Vec::new();
+        }
+        let lost = |w: &&Watched| w.exit.as_ref().is_some_and(|exit| !exit.how.is_well());
+        self.workers.iter().filter(lost).map(|w| w.worker.rank).collect()
     }
 
     /// Whether all workers are to end.

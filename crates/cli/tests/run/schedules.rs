@@ -214,10 +214,10 @@ fn too_many_failures_and_too_few_hosts_end_the_run_with_the_cause() {
             ["restarts: 2; what went wrong each time:", "error: rank 1 (pid ", "was killed by SIGKILL"];
         assert!(words.iter().all(|words| said.contains(words)), "{said}");
         assert!(said.contains("not started again: "), "{said}");
-        // Who is left doesn't wait for who is lost, and keeps what it has.
+        // Who is left doesn't wait for who is lost.
         assert!(!said.contains("still running after the grace period"), "{said}");
     }
-    assert!(play.run.checkpointed() > 0);
+    play.run.has_kept_its_last_step();
     let mut play = Play::new(&[
         "--nnodes",
         "2:3",
@@ -232,4 +232,6 @@ fn too_many_failures_and_too_few_hosts_end_the_run_with_the_cause() {
     let words =
         ["its agent's connection ended", "nodes here: 1 of 2 to 3", "error: too few nodes: 1, after 0 s"];
     assert!(words.iter().all(|words| said.contains(words)), "{said}");
+    assert!(!said.contains("still running after the grace period"), "{said}");
+    play.run.has_kept_its_last_step();
 }

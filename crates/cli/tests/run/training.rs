@@ -123,6 +123,15 @@ impl Training {
         steps.max().expect("a run that was stopped leaves a checkpoint")
     }
 
+    /// Whether a run that was stopped has kept all steps that it told of.
+    pub(crate) fn has_kept_its_last_step(&self) {
+        let told = fs::read_to_string(self.out().join("events.jsonl")).unwrap();
+        let mut events = told.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let last = events.rfind(|event| event["event"] == "step").expect("it has made steps");
+        let kept = self.checkpointed();
+        assert!(kept > last["step"].as_u64().unwrap(), "kept at {kept}: {last}");
+    }
+
     /// What all nodes have said so far.
     fn all_said(&self) -> String {
         let said: Vec<String> = self.said.iter().flat_map(fs::read_to_string).collect();

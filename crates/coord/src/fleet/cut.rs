@@ -84,9 +84,16 @@ impl Fleet {
         (self.phase, self.term) = (Phase::Elsewhere(address), term);
     }
 
+    /// Whether its workers end because others go on with the run.
+    pub(super) fn gives_way(&self) -> bool {
+        let Phase::Stopping(Stopping { why, .. }) = &self.phase else { return false };
+        matches!(why, StopWhy::CutOff(..) | StopWhy::Deposed(_) | StopWhy::Elsewhere(..))
+    }
+
     /// Ends all workers at once, as long as others may go on with the run: nothing that these still do is wanted.
     pub(super) fn give_way(&mut self, why: StopWhy, todo: &mut Vec<Order>) {
         let running = self.running(None).into_iter();
+        todo.retain(|order| !matches!(order, Order::DoWithout(..)));
         todo.extend(running.map(|id| Order::Release(self.generation, id)));
         self.phase = Phase::Stopping(Stopping { why, failures: Vec::new(), lost: Vec::new() });
     }

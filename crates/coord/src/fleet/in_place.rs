@@ -36,10 +36,10 @@ impl Fleet {
         todo.push(Order::DoWithout(self.generation, member.seats));
     }
 
-    /// Has those that are left, which are about to be stopped, go on without these for as long as that takes: who makes no step keeps none,
-    /// and would wait in vain for who is lost.
+    /// Has those that are left, which others are lost for and which are to end because of that, go on without these until they do: they
+    /// would wait in vain for who is lost, and keep nothing. Not where others lead the run on: nothing that these still do is wanted then.
     pub(super) fn part_from(&self, seats: Range<u32>, todo: &mut Vec<Order>) {
-        if self.in_place && !self.running(None).is_empty() {
+        if self.in_place && !self.gives_way() && !self.running(None).is_empty() {
             todo.push(Order::DoWithout(self.generation, seats));
         }
     }

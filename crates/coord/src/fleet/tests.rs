@@ -754,25 +754,40 @@ fn a_worker_that_would_fail_again_ends_the_run_whatever_restarts_are_left() {
 /// They would wait for it as long as they may, and end without having kept anything.
 #[test]
 fn who_is_stopped_because_another_is_lost_goes_on_without_it_until_then() {
-    let begun = || {
-        let mut play = Play::new(3, 3, 0);
+    let begun_of = |least| {
+        let mut play = Play::new(least, 3, 0);
         (1..=3).for_each(|id| drop(play.come(id, 2)));
         play.heed(Event::InPlace(Generation(0), true));
         play
     };
+    let begun = || begun_of(3);
     let without = |seats| Order::DoWithout(Generation(0), seats);
     let mut play = begun();
-    let orders = play.failed(2, 0, 3);
-    assert!(matches!(&orders[..], [first, Order::Stop(..)] if *first == without(3..4)), "{orders:?}");
-    // Nor does anyone of a node come back whose workers were stopped.
-    assert_eq!(play.ended(2, 0, Some(failure(3))), [without(2..4)]);
+    let given_up = |rank| FromAgent::GivenUp { generation: Generation(0), rank: Rank(rank) };
+    assert_eq!(stopped(&play.failed(2, 0, 3)).0, [1, 3]);
+    // Each that ends badly while its node is stopped, the first among them.
+    assert_eq!(play.said(2, given_up(3)), [without(3..4)]);
+    assert_eq!(play.said(2, given_up(2)), [without(2..3)]);
+    assert_eq!(play.ended(2, 0, Some(failure(3))), []);
     assert_eq!(play.gone(3), [without(4..6)]);
     let mut play = begun();
     let orders = play.gone(1);
     assert!(matches!(&orders[..], [first, Order::Stop(..)] if *first == without(0..2)), "{orders:?}");
-    // Whose workers don't go on in place are only stopped.
+    // A node that leaves, and was told to end its workers before.
+    let mut play = begun_of(2);
+    assert_eq!(play.said(2, FromAgent::Leave { signal: 15 }), [Order::Release(Generation(0), NodeId(2))]);
+    stopped(&play.said(1, FromAgent::Quit { signal: 2 }));
+    assert_eq!(play.ended(2, 0, None), [without(2..4)]);
+    // Whose workers don't go on in place are only stopped: those that wait for each other at the start would begin without.
     let mut play = begun();
     play.heed(Event::InPlace(Generation(0), false));
     let orders = play.gone(1);
     assert!(matches!(&orders[..], [Order::Stop(..)]), "{orders:?}");
+    assert_eq!(play.said(2, given_up(2)), []);
+    // Nor do those that others go on without.
+    let mut play = begun();
+    let orders = play.said(2, FromAgent::Moved);
+    assert!(matches!(&orders[..], [Order::Release(..), ..]), "{orders:?}");
+    assert_eq!(play.said(3, given_up(4)), []);
+    assert_eq!(play.gone(1), []);
 }

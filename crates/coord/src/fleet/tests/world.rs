@@ -148,9 +148,7 @@ impl World {
                 Order::DoWithout(_, seats) => {
                     let run = |id: &u64| self.play.fleet.seats_of(NodeId(*id));
                     let is_apart = |id: &u64| run(id).start >= seats.end || run(id).end <= seats.start;
-                    // One whose worker has failed is about to be stopped.
-                    let stops = |id: &u64| self.stopping.contains(id) || self.lost.contains(id);
-                    assert!(self.running.keys().all(|id| is_apart(id) || stops(id)));
+                    assert!(self.running.keys().all(is_apart));
                 }
                 Order::Refuse(id, _) | Order::Drop(id) => self.forget(id.0),
                 Order::End(_, end) => {
