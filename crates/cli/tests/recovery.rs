@@ -485,6 +485,26 @@ fn without_restarts_a_lost_worker_ends_the_run() {
     assert!(said.contains("error: rank 1 (pid ") && said.contains("was killed by SIGKILL"), "{said}");
 }
 
+/// They would wait for the lost part until they are killed.
+#[test]
+fn where_a_part_of_the_model_is_lost_for_good_the_others_end_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let sharded = ["--strategy", "fsdp", "--max-restarts", "1", "--epochs", "1000"];
+    let args = [&sharded[..], &["--set", "train.checkpoint_every=5"]].concat();
+    let mut run = Run::start(folder.path(), &args);
+    for _ in 0..2 {
+        run.until(|event| event["event"] == "checkpoint");
+        run.until_steps_of(2);
+        kill(run.worker(1), Signal::SIGKILL).unwrap();
+    }
+    let killed = Instant::now();
+    let (status, said, _) = run.end(None);
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(said.contains("all restarts of --max-restarts 1 are used"), "{said}");
+    assert!(!said.contains("still running after the grace period"), "{said}");
+    assert!(killed.elapsed() < Duration::from_secs(20), "{:?}: {said}", killed.elapsed());
+}
+
 /// A short campaign, which has to end with the bits of a run that is left alone; gives what it found.
 fn campaign(args: &str) -> Value {
     let folder = tempfile::tempdir().unwrap();

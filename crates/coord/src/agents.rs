@@ -40,6 +40,8 @@ pub(crate) enum Change {
     Expect(Generation, Range<u32>),
     /// Those are lost.
     DoWithout(Generation, Range<u32>),
+    /// Those are lost, and all others are to end because of that.
+    PartFrom(Generation, Range<u32>),
     /// The one that was started with this rank has ended.
     Forget(Generation, Rank),
     /// Those of this generation are served from now on, which another coordinator has left.
@@ -401,6 +403,7 @@ impl Agents {
                 Order::DoWithout(generation, seats) => {
                     (self.change)(Change::DoWithout(generation, seats));
                 }
+                Order::PartFrom(generation, seats) => (self.change)(Change::PartFrom(generation, seats)),
                 Order::Stop(generation, nodes, why) => {
                     let (why, signal) = (why.to_string(), why.signal());
                     nodes.iter().for_each(|id| {

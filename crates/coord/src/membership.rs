@@ -35,6 +35,8 @@ pub struct Membership {
     in_place: bool,
     /// Whether a member said that it goes on with as many as are expected only.
     needs_all: bool,
+    /// Whether all are to end since some are lost.
+    ends: bool,
     workers: BTreeMap<Member, Worker>,
 }
 
@@ -108,6 +110,7 @@ impl Membership {
             lost: false,
             in_place: false,
             needs_all: false,
+            ends: false,
             workers: BTreeMap::new(),
         }
     }
@@ -135,6 +138,7 @@ impl Membership {
             in_place: true,
             // Those that come back say so.
             needs_all: false,
+            ends: false,
             workers: workers_left,
         }
     }
@@ -187,6 +191,13 @@ impl Membership {
         let here: Vec<Member> = here.map(|(member, _)| *member).collect();
         here.iter().for_each(|member| self.lose(*member));
         (here, self.settle())
+    }
+
+    /// The same where all are to end since these were lost. Who has something of the run goes on until it ends; those that have come in the
+    /// place of others, and have nothing, begin nothing.
+    pub fn part_from(&mut self, seats: Range<u32>) -> (Vec<Member>, Decision) {
+        self.ends = true;
+        self.do_without(seats)
     }
 
     /// That of the newest roster, or the one that comes first.
@@ -326,7 +337,8 @@ impl Membership {
         }
         let holds_state = self.workers.values().any(|worker| worker.rank.is_some());
         let waits_for_all = self.needs_all || !holds_state;
-        if self.workers.is_empty() || waits_for_all && self.workers.len() < self.seats.len() {
+        let begins_nothing = self.workers.is_empty() || self.ends && !holds_state;
+        if begins_nothing || waits_for_all && self.workers.len() < self.seats.len() {
             return Decision::Wait { missing: self.missing() };
         }
         self.begin()

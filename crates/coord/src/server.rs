@@ -168,6 +168,12 @@ impl Coordinator {
         self.shared.change(Change::DoWithout(generation, rank.0..rank.0 + 1));
     }
 
+    /// The same while all workers are to end because of that: whoever has something of the run goes on without it until it does.
+    pub fn part_from(&self, rank: Rank) {
+        let generation = self.shared.state().generation;
+        self.shared.change(Change::PartFrom(generation, rank.0..rank.0 + 1));
+    }
+
     /// Waits for the ranks of another generation from now on, all of which are started anew. The store stays; whoever is left of
     /// the one before is let go, and whoever comes late for it is refused.
     pub fn begin(&self, generation: Generation, world_size: usize) {
@@ -209,6 +215,11 @@ impl Shared {
             Change::DoWithout(generation, seats) => {
                 let Some(mut state) = of_now(generation) else { return };
                 let (lost, decision) = state.members.do_without(seats);
+                self.lose(&mut state, &lost, decision);
+            }
+            Change::PartFrom(generation, seats) => {
+                let Some(mut state) = of_now(generation) else { return };
+                let (lost, decision) = state.members.part_from(seats);
                 self.lose(&mut state, &lost, decision);
             }
             Change::Forget(generation, rank) => {

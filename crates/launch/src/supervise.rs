@@ -70,8 +70,17 @@ fn alone(mut crew: Crew<'_>) -> Result<Outcome, LaunchError> {
             threads: crew.threads,
         };
         let started = crew.start_all(&given)?;
+        let mut parted = Vec::new();
         while !crew.watch.all_ended() {
-            let report = match crew.watch.next(&crew.news) {
+            let happened = crew.watch.next(&crew.news);
+            // As agents tell of it where there are several nodes.
+            for rank in crew.watch.lost_while_stopping() {
+                if !parted.contains(&rank) {
+                    parted.push(rank);
+                    coordinator.part_from(rank);
+                }
+            }
+            let report = match happened {
                 None => continue,
                 Some(Happened::Told(report)) => report,
                 Some(Happened::Lost { rank, restart }) => {

@@ -306,9 +306,10 @@ impl Watch {
         self.stop.get_or_insert(Stop::new(why, self.grace)).ask_at = None;
     }
 
-    /// Those that have ended badly while the others were to end, too, in order to keep what they have: these don't wait for them any more.
+    /// Those that have ended badly while others that go on in place were to end, too, and to keep what they have: these don't wait for them
+    /// any more.
     pub(crate) fn lost_while_stopping(&self) -> Vec<Rank> {
-        if self.stop.is_none() || self.released {
+        if self.stop.is_none() || self.released || !self.in_place {
             return Vec::new();
         }
         let lost = |w: &&Watched| w.exit.as_ref().is_some_and(|exit| !exit.how.is_well());

@@ -93,7 +93,7 @@ impl Fleet {
     /// Ends all workers at once, as long as others may go on with the run: nothing that these still do is wanted.
     pub(super) fn give_way(&mut self, why: StopWhy, todo: &mut Vec<Order>) {
         let running = self.running(None).into_iter();
-        todo.retain(|order| !matches!(order, Order::DoWithout(..)));
+        todo.retain(|order| !matches!(order, Order::DoWithout(..) | Order::PartFrom(..)));
         todo.extend(running.map(|id| Order::Release(self.generation, id)));
         self.phase = Phase::Stopping(Stopping { why, failures: Vec::new(), lost: Vec::new() });
     }

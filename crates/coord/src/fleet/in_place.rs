@@ -40,7 +40,7 @@ impl Fleet {
     /// would wait in vain for who is lost, and keep nothing. Not where others lead the run on: nothing that these still do is wanted then.
     pub(super) fn part_from(&self, seats: Range<u32>, todo: &mut Vec<Order>) {
         if self.in_place && !self.gives_way() && !self.running(None).is_empty() {
-            todo.push(Order::DoWithout(self.generation, seats));
+            todo.push(Order::PartFrom(self.generation, seats));
         }
     }
 

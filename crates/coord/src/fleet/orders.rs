@@ -35,6 +35,8 @@ pub enum Order {
     /// Wait no longer for workers that were started with these ranks: their node has left, or was lost, or starts
     /// no other in the place of one.
     DoWithout(Generation, Range<u32>),
+    /// The same while all are to end because of that: whoever has something of the run goes on without them until it does.
+    PartFrom(Generation, Range<u32>),
     /// Have these nodes stop their workers of this generation.
     Stop(Generation, Vec<NodeId>, StopWhy),
     /// Give up a node that gives no sign of life, or has said what makes no sense.

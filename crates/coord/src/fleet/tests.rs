@@ -761,7 +761,7 @@ fn who_is_stopped_because_another_is_lost_goes_on_without_it_until_then() {
         play
     };
     let begun = || begun_of(3);
-    let without = |seats| Order::DoWithout(Generation(0), seats);
+    let without = |seats| Order::PartFrom(Generation(0), seats);
     let mut play = begun();
     let given_up = |rank| FromAgent::GivenUp { generation: Generation(0), rank: Rank(rank) };
     assert_eq!(stopped(&play.failed(2, 0, 3)).0, [1, 3]);

@@ -165,6 +165,23 @@ fn whoever_is_given_up_is_left_even_if_it_seems_to_be_alive() {
 }
 
 #[test]
+fn of_a_run_that_ends_those_go_on_without_the_lost_who_have_something_of_it() {
+    let mut members = begun_with(3, GoesOn::WithAll);
+    members.leave(Member(2));
+    members.rejoin(Member(0));
+    assert_eq!(members.rejoin(Member(1)), wait(&[2]));
+    let (lost, decision) = members.part_from(2..3);
+    assert_eq!((lost, ranks(&decision)), (vec![], vec![(0, 0), (1, 1)]));
+    // One that came in the place of another would begin the run anew, by itself.
+    let mut members = begun_with(2, GoesOn::WithAll);
+    members.leave(Member(0));
+    members.join(Member(5), Rank(0), "a".into());
+    assert_eq!(members.leave(Member(1)), wait(&[1]));
+    let (lost, decision) = members.part_from(1..2);
+    assert_eq!((lost, decision), (vec![], wait(&[])));
+}
+
+#[test]
 fn ranks_that_can_not_go_on_in_place_are_left_alone() {
     let mut members = begun(2);
     members.goes_on(Member(1), GoesOn::Not);

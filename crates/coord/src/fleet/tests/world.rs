@@ -145,7 +145,7 @@ impl World {
                         self.obey(orders);
                     }
                 }
-                Order::DoWithout(_, seats) => {
+                Order::DoWithout(_, seats) | Order::PartFrom(_, seats) => {
                     let run = |id: &u64| self.play.fleet.seats_of(NodeId(*id));
                     let is_apart = |id: &u64| run(id).start >= seats.end || run(id).end <= seats.start;
                     assert!(self.running.keys().all(is_apart));
