@@ -9,11 +9,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::Duration;
-use user::{phalanx, text};
-
-/// Between two looks at what is waited for.
-const LOOK: Duration = Duration::from_millis(2);
+use user::{LOOK, phalanx, text};
 
 /// Training of a thousand epochs, or to step `steps`, whose checkpoints are only those that are asked for.
 fn training(folder: &Path, out: &str, steps: Option<u64>) -> Command {

@@ -9,10 +9,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
-use user::{phalanx, text};
-
-/// Between two looks at what is waited for.
-const LOOK: Duration = Duration::from_millis(2);
+use user::{LOOK, phalanx, text};
 
 const PHALANX: &str = env!("CARGO_BIN_EXE_phalanx");
 /// No failure may take as long as this to be told.

@@ -12,10 +12,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
-use user::{phalanx, text};
-
-/// Between two looks at what is waited for.
-const LOOK: Duration = Duration::from_millis(2);
+use user::{LOOK, phalanx, text};
 
 const LIMIT: Duration = Duration::from_secs(60);
 

@@ -204,29 +204,30 @@ impl Shared {
         }
     }
 
+    /// Takes leave of those of the generation, if it is the one at hand, whom its members part from.
+    fn part(&self, generation: Generation, from: impl FnOnce(&mut Membership) -> (Vec<Member>, Decision)) {
+        let mut state = self.state();
+        if state.generation == generation {
+            let (lost, decision) = from(&mut state.members);
+            self.lose(&mut state, &lost, decision);
+        }
+    }
+
     /// Does with the workers what the fleet has decided about their nodes.
     fn change(&self, change: Change) {
-        let of_now = |generation| Some(self.state()).filter(|state| state.generation == generation);
         match change {
             Change::Begin(generation, world_size) => self.begin(generation, world_size),
             Change::Expect(generation, seats) => {
-                of_now(generation).into_iter().for_each(|mut state| state.members.expect(seats.clone()));
+                let mut state = self.state();
+                if state.generation == generation {
+                    state.members.expect(seats);
+                }
             }
             Change::DoWithout(generation, seats) => {
-                let Some(mut state) = of_now(generation) else { return };
-                let (lost, decision) = state.members.do_without(seats);
-                self.lose(&mut state, &lost, decision);
+                self.part(generation, |members| members.do_without(seats))
             }
-            Change::PartFrom(generation, seats) => {
-                let Some(mut state) = of_now(generation) else { return };
-                let (lost, decision) = state.members.part_from(seats);
-                self.lose(&mut state, &lost, decision);
-            }
-            Change::Forget(generation, rank) => {
-                let Some(mut state) = of_now(generation) else { return };
-                let (ended, decision) = state.members.end(rank);
-                self.lose(&mut state, &ended, decision);
-            }
+            Change::PartFrom(generation, seats) => self.part(generation, |members| members.part_from(seats)),
+            Change::Forget(generation, rank) => self.part(generation, |members| members.end(rank)),
             Change::Resume(generation, Left { membership, seats, live, in_place }) => {
                 let mut state = self.state();
                 let members = match membership.filter(|_| in_place) {

@@ -202,6 +202,18 @@ impl Nvrtc {
         self.compile(source.file(), source.text(), element, architecture, form)
     }
 
+    /// [`Nvrtc::module`] as machine code, and the text that the compiler made this of on its way.
+    pub fn module_and_text(
+        &self,
+        source: Source,
+        element: Element,
+        architecture: Architecture,
+    ) -> Result<(Vec<u8>, Vec<u8>), Error> {
+        let target = Target { architecture, form: Form::Cubin };
+        let both = |program: &OpenProgram<'_>| Ok((program.result(Form::Cubin)?, program.result(Form::Ptx)?));
+        self.compiled(source.file(), source.text(), element, target, Warnings::AreErrors, both)
+    }
+
     /// What is compiled for a GPU of this architecture.
     pub(crate) fn target(&self, architecture: Architecture) -> Result<Target, Error> {
         Target::of(architecture, &self.known).ok_or_else(|| Error::Architecture {
@@ -218,7 +230,8 @@ impl Nvrtc {
     /// What a GPU is given of a source, whatever the compiler warns of: it may be another one than those that the kernels were tried
     /// with.
     pub(crate) fn for_gpu(&self, source: Source, element: Element, target: Target) -> Result<Vec<u8>, Error> {
-        self.compiled(source.file(), source.text(), element, target, Warnings::Pass)
+        let form = |program: &OpenProgram<'_>| program.result(target.form);
+        self.compiled(source.file(), source.text(), element, target, Warnings::Pass, form)
     }
 
     /// Compiles `text`, which errors call `file` and which may include our headers. A warning is an error.
@@ -230,17 +243,20 @@ impl Nvrtc {
         architecture: Architecture,
         form: Form,
     ) -> Result<Vec<u8>, Error> {
-        self.compiled(file, text, element, Target { architecture, form }, Warnings::AreErrors)
+        let target = Target { architecture, form };
+        self.compiled(file, text, element, target, Warnings::AreErrors, |program| program.result(form))
     }
 
-    fn compiled(
+    /// What `take` takes of the compiled program.
+    fn compiled<T>(
         &self,
         file: &str,
         text: &str,
         element: Element,
         target: Target,
         warnings: Warnings,
-    ) -> Result<Vec<u8>, Error> {
+        take: impl FnOnce(&OpenProgram<'_>) -> Result<T, String>,
+    ) -> Result<T, Error> {
         let failed = |cause: String, log: String| Error::Compile {
             file: file.to_owned(),
             element: element.in_source(),
@@ -261,7 +277,7 @@ impl Nvrtc {
         if warnings == Warnings::AreErrors && !log.is_empty() {
             return Err(failed("warnings".to_owned(), log));
         }
-        program.result(target.form).map_err(|cause| failed(cause, String::new()))
+        take(&program).map_err(|cause| failed(cause, String::new()))
     }
 
     fn program(&self, file: &str, text: &str) -> Result<OpenProgram<'_>, String> {

@@ -189,24 +189,39 @@ impl Run<'_> {
 
     /// Makes steps, beginning with `state`, of which each rank keeps its part.
     fn train(mut self, steps: std::ops::Range<u64>, state: Option<&[f32]>) -> Outcome {
-        let Run { parameters, .. } = self;
-        let device = parameters.values().device().clone();
         let mut optimizer = match state {
-            Some(state) => part_of_optimizer(self.strategy, parameters, steps.start, state),
+            Some(state) => part_of_optimizer(self.strategy, self.parameters, steps.start, state),
             None => Optimizer::new(RULE).unwrap(),
         };
+        self.steps(steps, &mut optimizer)
+    }
+
+    /// What the first step leaves, and what all leave: the others go on from what was gathered behind the first.
+    fn train_and_look_behind_a_step(mut self) -> [Outcome; 2] {
+        let optimizer = &mut Optimizer::new(RULE).unwrap();
+        let first = self.steps(0..1, optimizer);
+        let rest = self.steps(1..STEPS, optimizer);
+        let [losses, norms] = [[&first.losses, &rest.losses], [&first.norms, &rest.norms]]
+            .map(|of| of.into_iter().flatten().copied().collect());
+        let all = Outcome { losses, norms, ..rest };
+        [first, all]
+    }
+
+    fn steps(&mut self, steps: std::ops::Range<u64>, optimizer: &mut Optimizer) -> Outcome {
+        let parameters = self.parameters;
+        let device = parameters.values().device().clone();
         let clip = Clip { norm: Some(0.5), value: None };
         let (mut losses, mut norms) = (Vec::new(), Vec::new());
         for step in steps {
             let mut loss = [self.pass(step, 0, Sync::Later) + self.pass(step, 1, Sync::Now)];
             self.strategy.finish(parameters).unwrap();
-            norms.extend(self.strategy.clip(&clip, parameters, &mut optimizer).unwrap().map(Later::item));
-            self.strategy.step(&mut optimizer, parameters, &device, 1.0).unwrap();
+            norms.extend(self.strategy.clip(&clip, parameters, optimizer).unwrap().map(Later::item));
+            self.strategy.step(optimizer, parameters, &device, 1.0).unwrap();
             self.strategy.sum(&mut loss).unwrap();
             losses.push(loss[0]);
         }
         self.strategy.gather().unwrap();
-        let whole = self.strategy.whole_state(&optimizer).unwrap();
+        let whole = self.strategy.whole_state(optimizer).unwrap();
         let own = || optimizer.state().map(|(_, state)| state.with(<[f32]>::to_vec)).collect();
         let state = whole.unwrap_or_else(own).pop().unwrap_or_default();
         let [values, buffers] = [parameters.values(), parameters.buffers()].map(|arena| arena.read_flat());
@@ -216,16 +231,16 @@ impl Run<'_> {
 
 /// On one device; with the micro-batches of a pipeline, which a batch norm sees one by one, as several passes are.
 fn alone(job: Job) -> Outcome {
-    steps_alone(job, STEPS)
+    run_alone(job, |run| run.train(0..STEPS, None))
 }
 
-fn steps_alone(job: Job, steps: u64) -> Outcome {
+fn run_alone<R>(job: Job, f: impl FnOnce(Run<'_>) -> R) -> R {
     let mut model = job.model();
     let parameters = Parameters::build(&mut model, &Device::cpu(1), 7);
     let (model, parameters) = (&*model, &parameters);
     let strategy = &mut SingleDevice::new();
     strategy.prepare(parameters).unwrap();
-    Run { job, model, parameters, strategy }.train(0..steps, None)
+    f(Run { job, model, parameters, strategy })
 }
 
 /// A mesh of so many ranks, and how the model lies there.
@@ -308,12 +323,8 @@ impl On {
     }
 
     fn train(&self, job: Job) -> Vec<Outcome> {
-        self.steps(job, STEPS)
-    }
-
-    fn steps(&self, job: Job, steps: u64) -> Vec<Outcome> {
         self.each(job, |_, model, parameters, strategy| {
-            Run { job, model: &model, parameters, strategy }.train(0..steps, None)
+            Run { job, model: &model, parameters, strategy }.train(0..STEPS, None)
         })
     }
 
@@ -728,15 +739,16 @@ fn check_resnet(outcomes: &[[Outcome; 2]], [want, want_all]: &[Outcome; 2], what
 
 impl On {
     fn train_resnet(&self) -> Vec<[Outcome; 2]> {
-        let [first, all] = [1, STEPS].map(|steps| self.steps(Job::ResNet, steps));
-        first.into_iter().zip(all).map(|(first, all)| [first, all]).collect()
+        self.each(Job::ResNet, |_, model, parameters, strategy| {
+            Run { job: Job::ResNet, model: &model, parameters, strategy }.train_and_look_behind_a_step()
+        })
     }
 }
 
 /// Batch norms lie between the two convolutions of a block: each rank has some of their channels.
 #[test]
 fn convolutions_are_cut_with_the_batch_norm_between_them() {
-    let want = [1, STEPS].map(|steps| steps_alone(Job::ResNet, steps));
+    let want = run_alone(Job::ResNet, |run| run.train_and_look_behind_a_step());
     for on in [On::new(2, &[(Across, 2)]), On { again: true, ..On::new(4, &[(Across, 4)]) }] {
         check_resnet(&on.train_resnet(), &want, &on.what());
     }
@@ -776,35 +788,32 @@ fn pairs_of_convolutions_and_of_dense_layers_are_cut_all_along_a_model() {
     for on in [On::new(4, &[(Across, 2)]), On::new(4, &[(Pipeline, 2), (Across, 2)])] {
         check(&on.train(Job::Autoencoder), &want, &on.what());
     }
-    let want = [1, STEPS].map(|steps| steps_alone(Job::ResNet9, steps));
+    let want = run_alone(Job::ResNet9, |run| run.train(0..1, None));
     let got = On::new(2, &[(Across, 2)]).each(Job::ResNet9, |_, model, parameters, strategy| {
         Run { job: Job::ResNet9, model: &model, parameters, strategy }.train(0..1, None)
     });
     for got in got {
-        let apart = (got.losses[0] - want[0].losses[0]).abs();
+        let apart = (got.losses[0] - want.losses[0]).abs();
         assert!(apart < TOLERANCE, "{apart} apart");
-        check_close("resnet9", "values after a step", &got.values, &want[0].values);
+        check_close("resnet9", "values after a step", &got.values, &want.values);
     }
 }
 
 /// The same steps from first values of which every other is off by its last bit are within these bounds, and not by far.
 #[test]
 fn roundings_move_the_losses_of_a_residual_network() {
-    let nudged = |steps: u64| {
-        let mut model = Job::ResNet.model();
-        let parameters = Parameters::build(&mut model, &Device::cpu(1), 7);
-        for i in 0..parameters.names().len() {
-            let (value, mut values) = (parameters.value(i), parameters.value(i).to_vec::<f32>());
+    let got = run_alone(Job::ResNet, |run| {
+        for i in 0..run.parameters.names().len() {
+            let value = run.parameters.value(i);
+            let mut values = value.to_vec::<f32>();
             for value in values.iter_mut().filter(|value| **value != 0.0).step_by(2) {
                 *value = f32::from_bits(value.to_bits() + 1);
             }
             value.copy_from(&Tensor::from_slice(value.device(), &values, *value.shape()));
         }
-        let strategy = &mut SingleDevice::new();
-        Run { job: Job::ResNet, model: &*model, parameters: &parameters, strategy }.train(0..steps, None)
-    };
-    let want = [1, STEPS].map(|steps| steps_alone(Job::ResNet, steps));
-    let got = [1, STEPS].map(nudged);
+        run.train_and_look_behind_a_step()
+    });
+    let want = run_alone(Job::ResNet, |run| run.train_and_look_behind_a_step());
     let apart = got[1].losses.iter().zip(&want[1].losses).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
     assert!(apart > 10.0 * TOLERANCE, "losses are {apart} apart: the bound of the others would do");
     check_resnet(&[got], &want, "nudged");

@@ -1,6 +1,6 @@
 //! Runs of several nodes: agents on this host, which meet over 127.0.0.1, or in network namespaces of their own.
 
-use super::user::phalanx;
+use super::user::{LOOK, phalanx};
 use phalanx::Worker;
 use phalanx::comm::ReduceOp;
 use std::collections::BTreeMap;
@@ -14,8 +14,6 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const LIMIT: Duration = Duration::from_secs(180);
-/// Between two looks at what is waited for.
-const LOOK: Duration = Duration::from_millis(2);
 
 /// Nodes of one run, each with a folder of its own.
 pub(crate) struct Site {

@@ -1,6 +1,6 @@
 //! How a run stops: by a failure, by a signal, by the end of the launcher, and what it leaves behind.
 
-use super::user::text;
+use super::user::{LOOK, text};
 use super::{run, without_times};
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -8,9 +8,6 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
-
-/// Between two looks at what is waited for.
-const LOOK: Duration = Duration::from_millis(2);
 
 const LIMIT: Duration = Duration::from_secs(30);
 

@@ -6,6 +6,10 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
+/// Between two looks at what is waited for.
+#[allow(dead_code, reason = "not all who share this file wait")]
+pub(crate) const LOOK: Duration = Duration::from_millis(2);
+
 /// `phalanx`, with data sets kept in the folder as well.
 pub(crate) fn phalanx(folder: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));

@@ -1,10 +1,11 @@
-//! Matrix products, by the `gemm` crate, and by kernels of our own where it loses its time with laying out factors: small ones
+//! Matrix products, by the crates behind `gemm`, and by kernels of our own where it loses its time with laying out factors: small ones
 //! ([`small_gemm`]), few rows through a weight ([`few_rows`]) and products of few terms ([`few_terms`]).
 
 use crate::cpu::lanes::Lanes;
 use crate::cpu::{SERIAL_LIMIT, few_rows, few_terms, small_gemm};
 use crate::device::Device;
 use crate::dtype::Float;
+use gemm_common::Parallelism;
 
 /// A matrix in a slice: element (i, j) lies at `i * row + j * col`.
 #[derive(Clone, Copy)]
@@ -35,6 +36,48 @@ impl<'a, T> Mat<'a, T> {
     }
 }
 
+/// `dst (m, n) = alpha dst + beta lhs (m, k) rhs (k, n)`, of sizes m, n and k: a pointer and the strides of columns and of rows for each
+/// matrix, behind the first whether there is anything in it, which of the three is conjugate, and how many threads take part.
+type Product<T> = unsafe fn(
+    usize,
+    usize,
+    usize,
+    *mut T,
+    isize,
+    isize,
+    bool,
+    *const T,
+    isize,
+    isize,
+    *const T,
+    isize,
+    isize,
+    T,
+    T,
+    bool,
+    bool,
+    bool,
+    Parallelism,
+);
+
+/// A type that there are products for.
+pub(crate) trait Multiplied: Float {
+    /// The one for this machine, which is fastest where the columns of the destination are contiguous.
+    fn product() -> Product<Self>;
+}
+
+impl Multiplied for f32 {
+    fn product() -> Product<f32> {
+        gemm_f32::gemm::f32::get_gemm_fn()
+    }
+}
+
+impl Multiplied for f64 {
+    fn product() -> Product<f64> {
+        gemm_f64::gemm::f64::get_gemm_fn()
+    }
+}
+
 /// Whether a product replaces its destination or is added to it.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Into {
@@ -56,7 +99,13 @@ fn check<T>(dst: &[T], [m, n, k]: [usize; 3], a: Mat<'_, T>, b: Mat<'_, T>) {
 }
 
 /// `dst (m, n) = a (m, k) b (k, n)`, with `dst` in rows of `n`; on the calling thread.
-pub(crate) fn gemm<T: Float>(dst: &mut [T], [m, n, k]: [usize; 3], a: Mat<'_, T>, b: Mat<'_, T>, into: Into) {
+pub(crate) fn gemm<T: Multiplied>(
+    dst: &mut [T],
+    [m, n, k]: [usize; 3],
+    a: Mat<'_, T>,
+    b: Mat<'_, T>,
+    into: Into,
+) {
     check(dst, [m, n, k], a, b);
     if m == 0 || n == 0 {
         return;
@@ -67,29 +116,32 @@ pub(crate) fn gemm<T: Float>(dst: &mut [T], [m, n, k]: [usize; 3], a: Mat<'_, T>
         }
         return;
     }
+    // Rows that are contiguous are the columns of the transposed: of b' a'. A single column is contiguous already.
+    let ([m, n], [row, col], [lhs, rhs]) =
+        if n > 1 { ([n, m], [1, n], [b.t(), a.t()]) } else { ([m, n], [n, 1], [a, b]) };
     // SAFETY: every element the product reads or writes lies inside the three slices (`check`, above), and `dst` is
     // borrowed exclusively, so it overlaps neither input.
     unsafe {
-        gemm::gemm(
+        T::product()(
             m,
             n,
             k,
             dst.as_mut_ptr(),
-            1,
-            n as isize,
+            col as isize,
+            row as isize,
             into == Into::Add,
-            a.data.as_ptr(),
-            a.col as isize,
-            a.row as isize,
-            b.data.as_ptr(),
-            b.col as isize,
-            b.row as isize,
+            lhs.data.as_ptr(),
+            lhs.col as isize,
+            lhs.row as isize,
+            rhs.data.as_ptr(),
+            rhs.col as isize,
+            rhs.row as isize,
             T::ONE,
             T::ONE,
             false,
             false,
             false,
-            gemm::Parallelism::None,
+            Parallelism::None,
         );
     }
 }

@@ -1,11 +1,11 @@
 //! Vectors of a float type as wide as the machine has them: what kernels that keep sums in registers are written in. Plain
 //! loops over slices become vectors by themselves; a block of sums that must not leave the registers does not.
 
-use crate::dtype::Float;
+use crate::cpu::gemm::Multiplied;
 use pulp::Simd;
 
 /// A float type with its vectors.
-pub(crate) trait Lanes: Float {
+pub(crate) trait Lanes: Multiplied {
     /// As many numbers as one register holds.
     type Vector<S: Simd>: Copy;
 

@@ -26,7 +26,7 @@ struct Net {
 }
 
 const MNIST: Net = Net { recipe: "mnist-mini", set: &[], sample: &[1, 28, 28] };
-const RESNET: Net = Net { recipe: "cifar10-resnet18", set: &[], sample: &[3, 16, 16] };
+const RESNET: Net = Net { recipe: "cifar10-fast", set: &[], sample: &[3, 16, 16] };
 const GPT: &[&str] =
     &["model.layers=4", "model.width=24", "model.heads=4", "model.context=8", "model.tied=false"];
 const TIED: &[&str] =

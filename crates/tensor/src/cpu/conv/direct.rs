@@ -10,6 +10,7 @@
 
 use super::lowered::{RUNS, sum_over_runs};
 use super::{Plan, lowered};
+use crate::cpu::gemm::Multiplied;
 use crate::device::Device;
 use crate::dtype::Float;
 use crate::storage::Storage;
@@ -197,7 +198,7 @@ fn forward_tiles<T: Float, const T_: usize>(
     }
 }
 
-pub(super) fn image_gradient<T: Float>(device: &Device, g: &[T], w: &[T], p: Plan, out: &mut [T]) {
+pub(super) fn image_gradient<T: Multiplied>(device: &Device, g: &[T], w: &[T], p: Plan, out: &mut [T]) {
     if p.kw > TAPS {
         return lowered::image_gradient(device, g, w, p, out);
     }
@@ -305,7 +306,7 @@ const LEAST_PIXELS: usize = 512;
 /// Output channels that share the loaded pixels of one kernel-gradient tile.
 const CHANNELS: usize = 4;
 
-pub(super) fn kernel_gradient<T: Float>(device: &Device, x: &[T], g: &[T], p: Plan, out: &mut [T]) {
+pub(super) fn kernel_gradient<T: Multiplied>(device: &Device, x: &[T], g: &[T], p: Plan, out: &mut [T]) {
     if p.kw > TAPS {
         return lowered::kernel_gradient(device, x, g, p, out);
     }

@@ -2,7 +2,7 @@
 //! images of it at a time so that it stays in the cache.
 
 use super::Plan;
-use crate::cpu::gemm::{Into, Mat, gemm};
+use crate::cpu::gemm::{Into, Mat, Multiplied, gemm};
 use crate::device::Device;
 use crate::dtype::Float;
 use crate::storage::Storage;
@@ -79,7 +79,14 @@ fn room<T: Float>(device: &Device, elements: usize) -> Storage {
     Storage::stale(device, elements * size_of::<T>())
 }
 
-pub(super) fn forward<T: Float>(device: &Device, x: &[T], w: &[T], b: Option<&[T]>, p: Plan, out: &mut [T]) {
+pub(super) fn forward<T: Multiplied>(
+    device: &Device,
+    x: &[T],
+    w: &[T],
+    b: Option<&[T]>,
+    p: Plan,
+    out: &mut [T],
+) {
     let (taps, area) = matrix(&p);
     let og = p.o / p.options.groups;
     device.for_chunks(out, p.out_image().max(1), |n, out| {
@@ -97,7 +104,7 @@ pub(super) fn forward<T: Float>(device: &Device, x: &[T], w: &[T], b: Option<&[T
     });
 }
 
-pub(super) fn image_gradient<T: Float>(device: &Device, g: &[T], w: &[T], p: Plan, out: &mut [T]) {
+pub(super) fn image_gradient<T: Multiplied>(device: &Device, g: &[T], w: &[T], p: Plan, out: &mut [T]) {
     let (taps, area) = matrix(&p);
     let og = p.o / p.options.groups;
     device.for_chunks(out, p.image().max(1), |n, image| {
@@ -142,7 +149,7 @@ pub(super) fn sum_over_runs<T: Float>(
     });
 }
 
-pub(super) fn kernel_gradient<T: Float>(device: &Device, x: &[T], g: &[T], p: Plan, out: &mut [T]) {
+pub(super) fn kernel_gradient<T: Multiplied>(device: &Device, x: &[T], g: &[T], p: Plan, out: &mut [T]) {
     let (taps, area) = matrix(&p);
     let og = p.o / p.options.groups;
     sum_over_runs(device, RUNS, p.n, out, |images, sum| {
