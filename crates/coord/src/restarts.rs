@@ -6,10 +6,14 @@ use std::time::Duration;
 const TOGETHER: Duration = Duration::from_secs(1);
 
 /// The restarts that were counted. Losses that come at once are one event, which counts once, whatever is started because of it.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Restarts {
     /// How many there were.
     pub count: usize,
+    /// How often some were started again beside that, for a loss that had counted.
+    free: usize,
+    /// Whether a loss has counted since all were started.
+    has_lost: bool,
     /// When the last event began, if that isn't over.
     last: Option<Duration>,
 }
@@ -21,13 +25,39 @@ impl Restarts {
     pub fn with(self, started: Duration, lost: Duration, now: Duration) -> Restarts {
         match self.last {
             Some(last) if started < last && lost <= last + TOGETHER => self,
-            _ => Restarts { count: self.count + 1, last: Some(now) },
+            _ => Restarts { count: self.count + 1, has_lost: true, last: Some(now), ..self },
         }
+    }
+
+    /// With a worker that was started at `started`, and couldn't go on at `now` since a part of the run was lost with another. Where the
+    /// loss of that one has counted it was the same event, and so it is for whoever else can't go on.
+    pub fn with_part_lost(self, started: Duration, now: Duration) -> Restarts {
+        match self.has_lost {
+            true => Restarts { free: self.free + 1, has_lost: false, last: Some(now), ..self },
+            false => self.with(started, now, now),
+        }
+    }
+
+    /// With all workers started again, who couldn't go on since a part of the run was lost with one of them, or for another reason.
+    pub fn anew(self, part_lost: bool) -> Restarts {
+        let is_free = part_lost && (self.has_lost || self.last.is_some());
+        let (count, free) = (self.count + usize::from(!is_free), self.free + usize::from(is_free));
+        Restarts { count, free, has_lost: false, last: None }
+    }
+
+    /// How often some were started again, whether it counts or not.
+    pub fn starts(self) -> usize {
+        self.count + self.free
     }
 
     /// After all workers have gone on together: whoever is lost now is lost for another reason.
     pub fn got_over(self) -> Restarts {
         Restarts { last: None, ..self }
+    }
+
+    /// All have been started.
+    pub fn begun(self) -> Restarts {
+        Restarts { has_lost: false, ..self.got_over() }
     }
 }
 
@@ -58,6 +88,23 @@ mod tests {
         assert_eq!([one, one.got_over()].map(|before| next(before, 5001, 5001)), [1, 2]);
         // Those that hang at once are killed one after the other, with whoever ends because of that.
         assert_eq!([next(one, 4500, 9000), next(one, 6001, 9000)], [1, 2]);
+    }
+
+    #[test]
+    fn whoever_cannot_go_on_without_a_lost_part_belongs_to_the_loss() {
+        let time = Duration::from_millis;
+        let lost = Restarts::default().with(time(0), time(5000), time(5000)).got_over();
+        // All that are left, the last of them when it was seen that none goes on, and only for that loss.
+        let first = lost.with_part_lost(time(0), time(5100));
+        let second = first.with_part_lost(time(0), time(5200));
+        assert_eq!([first, second, second.anew(true)].map(|after| after.count), [1, 1, 1]);
+        assert_eq!([first, second, second.anew(true)].map(Restarts::starts), [2, 2, 3]);
+        assert_eq!([second.anew(false), second.got_over().anew(true)].map(|after| after.count), [2, 2]);
+        assert_eq!(second.got_over().with_part_lost(time(5100), time(9000)).count, 2);
+        assert_eq!([lost.anew(true), lost.anew(true).anew(true)].map(|after| after.count), [1, 2]);
+        assert_eq!(lost.begun().anew(true).count, 2);
+        // Nobody was lost.
+        assert_eq!(Restarts::default().with_part_lost(time(0), time(9000)).count, 1);
     }
 
     proptest! {

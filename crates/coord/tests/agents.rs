@@ -83,6 +83,7 @@ fn failure(rank: u32) -> WorkerFailure {
         last_lines: Vec::new(),
         for_good: false,
         consequence: false,
+        part_lost: false,
         after_stop: false,
     }
 }

@@ -272,6 +272,8 @@ pub struct WorkerFailure {
     pub for_good: bool,
     /// Whether it said that it only followed another.
     pub consequence: bool,
+    /// Whether it could not go on since a part of the run was lost with another before ([`Cause::PartLost`](crate::Cause::PartLost)).
+    pub part_lost: bool,
     /// Whether its agent was stopping its workers by then.
     pub after_stop: bool,
 }
@@ -296,6 +298,11 @@ impl Setback {
     /// Whether workers that are started again would come to the same.
     pub fn is_for_good(&self) -> bool {
         matches!(&self.what, Mishap::Worker(failure) if failure.for_good)
+    }
+
+    /// Whether workers couldn't go on without what was lost with another before.
+    pub fn is_of_a_lost_part(&self) -> bool {
+        matches!(&self.what, Mishap::Worker(failure) if failure.part_lost)
     }
 }
 

@@ -488,6 +488,7 @@ fn not_started(given: &Given<'_>, error: &LaunchError) -> WorkerFailure {
         last_lines: Vec::new(),
         for_good: false,
         consequence: false,
+        part_lost: false,
         after_stop: false,
     }
 }

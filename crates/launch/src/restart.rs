@@ -33,12 +33,14 @@ pub(crate) struct Ended {
     pub(crate) failed: bool,
     /// Whether it is known that others would come to the same.
     pub(crate) for_good: bool,
+    /// Whether they couldn't go on without what was lost with one of them.
+    pub(crate) part_lost: bool,
     /// Whether a signal has asked for the end of the run.
     pub(crate) asked: bool,
     /// Whether a worker has ended in order to be started again later.
     pub(crate) drained: bool,
     /// How often workers were started again before.
-    pub(crate) restarts: usize,
+    pub(crate) restarts: Restarts,
     /// How often they may be.
     pub(crate) max_restarts: usize,
 }
@@ -46,8 +48,8 @@ pub(crate) struct Ended {
 /// What follows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
-    /// All workers are started again, since one has failed and this is the restart of that number, from 1.
-    Restart(usize),
+    /// All workers are started again, since one has failed, and so many restarts there are then.
+    Restart(Restarts),
     /// The run is over.
     End(EndReason),
 }
@@ -125,26 +127,30 @@ impl fmt::Display for EndReason {
 
 /// Decides. Who asked for the end gets it, also if a worker has failed by then, and so do workers that make room for others.
 pub(crate) fn decide(ended: Ended) -> Decision {
-    let Ended { failed, for_good, asked, drained, restarts, max_restarts } = ended;
+    let Ended { failed, for_good, part_lost, asked, drained, restarts, max_restarts } = ended;
+    let next = restarts.anew(part_lost);
     match (asked, failed) {
         (true, _) => Decision::End(EndReason::Asked),
         (false, _) if drained => Decision::End(EndReason::Drained),
         (false, false) => Decision::End(EndReason::Done),
         (false, true) if max_restarts == 0 => Decision::End(EndReason::NoRestarts),
         (false, true) if for_good => Decision::End(EndReason::ForGood),
-        (false, true) if restarts >= max_restarts => Decision::End(EndReason::RestartsUsed { max_restarts }),
-        (false, true) => Decision::Restart(restarts + 1),
+        (false, true) if next.count > max_restarts => Decision::End(EndReason::RestartsUsed { max_restarts }),
+        (false, true) => Decision::Restart(next),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
     fn only_a_failure_that_nobody_asked_for_is_followed_by_a_restart_while_there_are_any() {
+        let after = |count| (0..count).fold(Restarts::default(), |restarts, _| restarts.anew(false));
         let check = |failed, asked, restarts, max_restarts, want| {
-            let ended = Ended { failed, for_good: false, asked, drained: false, restarts, max_restarts };
+            let (for_good, part_lost, drained, restarts) = (false, false, false, after(restarts));
+            let ended = Ended { failed, for_good, part_lost, asked, drained, restarts, max_restarts };
             assert_eq!(decide(ended), want, "{ended:?}");
         };
         let (well, bad) = (false, true);
@@ -154,15 +160,16 @@ mod tests {
         check(well, asked, 0, 3, Decision::End(EndReason::Asked));
         check(bad, asked, 0, 3, Decision::End(EndReason::Asked));
         check(bad, unasked, 0, 0, Decision::End(EndReason::NoRestarts));
-        check(bad, unasked, 0, 1, Decision::Restart(1));
-        check(bad, unasked, 2, 3, Decision::Restart(3));
+        check(bad, unasked, 0, 1, Decision::Restart(after(1)));
+        check(bad, unasked, 2, 3, Decision::Restart(after(3)));
         check(bad, unasked, 3, 3, Decision::End(EndReason::RestartsUsed { max_restarts: 3 }));
         let failed = Ended {
             failed: true,
             for_good: false,
+            part_lost: false,
             asked: false,
             drained: false,
-            restarts: 1,
+            restarts: after(1),
             max_restarts: 3,
         };
         let for_good = Ended { for_good: true, ..failed };
@@ -170,6 +177,27 @@ mod tests {
         for failed in [failed, Ended { failed: false, ..failed }] {
             assert_eq!(decide(Ended { drained: true, ..failed }), Decision::End(EndReason::Drained));
         }
+    }
+
+    #[test]
+    fn who_begins_again_for_what_was_lost_with_another_uses_no_restart_beside_that_of_the_loss() {
+        let at = Duration::from_secs(5);
+        let lost = Restarts::default().with(Duration::ZERO, at, at);
+        let ended = Ended {
+            failed: true,
+            for_good: false,
+            part_lost: true,
+            asked: false,
+            drained: false,
+            restarts: lost.got_over(),
+            max_restarts: 1,
+        };
+        let Decision::Restart(after) = decide(ended) else { panic!("{:?}", decide(ended)) };
+        assert_eq!([lost.starts(), after.count, after.starts()], [1, 1, 2]);
+        // Not for nothing again, and not for any other reason.
+        let used = Decision::End(EndReason::RestartsUsed { max_restarts: 1 });
+        assert_eq!(decide(Ended { restarts: after, ..ended }), used);
+        assert_eq!(decide(Ended { part_lost: false, ..ended }), used);
     }
 
     #[test]
@@ -183,6 +211,7 @@ mod tests {
         check(Lost { cause: Some(Cause::Unknown), ..lost }, true);
         check(Lost { cause: Some(Cause::Own), ..lost }, false);
         check(Lost { cause: Some(Cause::Setting), ..lost }, false);
+        check(Lost { cause: Some(Cause::PartLost), ..lost }, true);
         check(Lost { in_place: false, ..lost }, false);
         check(Lost { any_done: true, ..lost }, false);
         check(Lost { max_restarts: 2, ..lost }, false);

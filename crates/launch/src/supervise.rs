@@ -48,9 +48,9 @@ fn alone(mut crew: Crew<'_>) -> Result<Outcome, LaunchError> {
     };
     let (run_dir, logs) = (crew.run_dir.clone(), crew.logs.clone());
     let reason = loop {
-        let restarts = crew.watch.restarts.count;
-        let generation = Generation(restarts as u64);
-        if restarts > 0 {
+        let restarts = crew.watch.restarts;
+        let generation = Generation(restarts.starts() as u64);
+        if restarts.starts() > 0 {
             coordinator.begin(generation, spec.workers);
             crew.watch.begin(generation);
         }
@@ -65,7 +65,7 @@ fn alone(mut crew: Crew<'_>) -> Result<Outcome, LaunchError> {
             logs: &logs,
             generation,
             folder: generation,
-            restarts,
+            restarts: restarts.count,
             replaces: false,
             threads: crew.threads,
         };
@@ -85,7 +85,7 @@ fn alone(mut crew: Crew<'_>) -> Result<Outcome, LaunchError> {
                 Some(Happened::Told(report)) => report,
                 Some(Happened::Lost { rank, restart }) => {
                     (given.restarts, given.replaces) = (restart, true);
-                    given.folder = Generation(restart as u64);
+                    given.folder = Generation(crew.watch.restarts.starts() as u64);
                     let report = replace(&mut crew.watch, &given, &started.ties, rank, &[]);
                     if matches!(report, Report::NotReplaced { .. }) {
                         coordinator.do_without(rank);
@@ -98,12 +98,12 @@ fn alone(mut crew: Crew<'_>) -> Result<Outcome, LaunchError> {
         drop(started);
         match restart::decide(crew.watch.ended()) {
             Decision::End(reason) => break reason,
-            Decision::Restart(restart) => {
+            Decision::Restart(restarts) => {
                 // A generation that failed has a cause.
                 let failure = crew.watch.failure().expect("a failure");
                 crew.watch.failures.push(failure.clone());
-                crew.watch.restarts.count = restart;
-                crew.tell(Report::Restarting { failure, restart });
+                crew.watch.restarts = restarts;
+                crew.tell(Report::Restarting { failure, restart: restarts.count });
             }
         }
     };

@@ -149,8 +149,9 @@ impl Watch {
             failed: self.has_failed(),
             for_good: self.cause().is_some_and(|watched| watched.is_for_good(self.in_place)),
             asked: self.signals > 0,
+            part_lost: self.cause().is_some_and(Watched::misses_a_part),
             drained: self.has_drained(),
-            restarts: self.restarts.count,
+            restarts: self.restarts,
             max_restarts: self.max_restarts,
         }
     }
@@ -450,6 +451,7 @@ impl Watch {
         // In the place of one whose device is at fault none is started, where others go on.
         let restarts = match cause {
             Some(Cause::Device) => self.restarts,
+            Some(Cause::PartLost) => self.restarts.with_part_lost(watched.started, after),
             _ => self.restarts.with(watched.started, lost_at, after),
         };
         let lost = Lost {

@@ -253,6 +253,7 @@ impl Error {
     pub(crate) fn cause(&self) -> Cause {
         use phalanx_parallel::Error::{Cut, Schedule};
         match self {
+            Error::PartLost => Cause::PartLost,
             error if error.is_consequence() => Cause::Other,
             Error::Data(error) if error.is_for_good() => Cause::Setting,
             // The same would be asked for again, of the same GPU.

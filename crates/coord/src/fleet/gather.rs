@@ -1,7 +1,7 @@
 //! What comes between two generations: whether there is another, who is waited for, and its beginning.
 
 use super::{Fleet, Gathering, Order, Patience, Phase, Wait, blame, seats};
-use phalanx_job::{EndWhy, Stage, StopWhy, Terms};
+use phalanx_job::{EndWhy, Setback, Stage, StopWhy, Terms};
 use seats::Seated;
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -36,13 +36,14 @@ impl Fleet {
             (None, StopWhy::Failed(_)) => blame::first(&stopping.failures).cloned(),
             (None, _) => None,
         };
-        match cause {
-            Some(cause) if cause.is_for_good() => self.end(EndWhy::Failed(cause), todo),
-            Some(cause) if self.restarts.count < self.terms.max_restarts as usize => {
-                self.restarts.count += 1;
+        let after = |cause: &Setback| self.restarts.anew(cause.is_of_a_lost_part());
+        match cause.map(|cause| (after(&cause), cause)) {
+            Some((_, cause)) if cause.is_for_good() => self.end(EndWhy::Failed(cause), todo),
+            Some((restarts, cause)) if restarts.count <= self.terms.max_restarts as usize => {
+                self.restarts = restarts;
                 self.setbacks.push(cause);
             }
-            Some(cause) => self.end(EndWhy::Failed(cause), todo),
+            Some((_, cause)) => self.end(EndWhy::Failed(cause), todo),
             None => {}
         }
         if !self.is_over() && !is_enough {
@@ -83,7 +84,7 @@ impl Fleet {
         let world_size = seats.first().map_or(0, |(_, seat)| seat.world_size);
         self.started = (0..world_size).map(|rank| (rank, at)).collect();
         (self.ranks, self.coming) = (world_size, BTreeSet::new());
-        self.restarts = self.restarts.got_over();
+        self.restarts = self.restarts.begun();
         for (id, seat) in &seats {
             let member = self.members.get_mut(id).expect("a seat is a member's");
             let seats = seat.first_rank..seat.first_rank + member.node.workers;

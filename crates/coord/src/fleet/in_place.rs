@@ -57,7 +57,11 @@ impl Fleet {
         // Another coordinator has counted it, and couldn't say so any more.
         // Nor is another started where it would come to the same.
         let is_free = is_known || failure.for_good;
-        let restarts = if is_free { self.restarts } else { self.restarts.with(started, lost_at, at) };
+        let restarts = match failure.part_lost {
+            _ if is_free => self.restarts,
+            true => self.restarts.with_part_lost(started, at),
+            false => self.restarts.with(started, lost_at, at),
+        };
         if !self.goes_on() || restarts.count > self.terms.max_restarts as usize {
             let was_running = matches!(self.phase, Phase::Running);
             self.failed(now, id, failure, todo);

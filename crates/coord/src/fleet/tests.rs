@@ -51,6 +51,7 @@ fn failure(rank: u32) -> WorkerFailure {
         last_lines: Vec::new(),
         for_good: false,
         consequence: false,
+        part_lost: false,
         after_stop: false,
     }
 }
@@ -417,6 +418,28 @@ fn a_worker_is_replaced_where_the_others_go_on_without_it_as_long_as_there_are_r
     let mut play = in_place(2, 3);
     play.ended(1, 0, None);
     assert_eq!(stopped(&play.said(2, lost(1))).0, [3, 2]);
+}
+
+#[test]
+fn a_loss_after_which_all_begin_again_is_one_restart() {
+    let mut play = in_place(2, 1);
+    let lost = FromAgent::Lost { generation: Generation(0), failure: failure(3) };
+    assert_eq!(play.said(3, lost), [Order::Replace(Generation(0), NodeId(3), Rank(3), 1)]);
+    play.heed(Event::Begun(Generation(0), Generation(0), (0..4).map(Rank).collect()));
+    let fail = |play: &mut Play, generation: u64| {
+        let failure = WorkerFailure { part_lost: true, ..failure(1) };
+        let said = FromAgent::Failed { generation: Generation(generation), failure: failure.clone() };
+        play.said(2, said);
+        play.ended(1, generation, None);
+        play.ended(2, generation, Some(failure));
+        play.ended(3, generation, None)
+    };
+    let orders = fail(&mut play, 0);
+    let Some(Order::Begin(Generation(1), seats)) = orders.last() else { panic!("{orders:?}") };
+    assert!(seats.len() == 3 && seats.iter().all(|(_, seat)| seat.restarts == 1), "{seats:?}");
+    // None of these was lost, so it is another event.
+    let orders = fail(&mut play, 1);
+    assert!(matches!(end(&orders), EndWhy::Failed(_)), "{orders:?}");
 }
 
 #[test]

@@ -73,6 +73,7 @@ impl Watched {
             last_lines: last_lines.into_iter().map(cut).collect(),
             for_good: self.is_for_good(in_place),
             consequence: self.follows(),
+            part_lost: self.misses_a_part(),
             after_stop: !self.exit.as_ref()?.before_stop,
         })
     }
@@ -80,6 +81,11 @@ impl Watched {
     /// Whether it is known to end because of another.
     pub(super) fn follows(&self) -> bool {
         self.reported.as_ref().is_some_and(|(_, cause)| *cause == Cause::Other)
+    }
+
+    /// Whether it can't go on without what was lost with another.
+    pub(super) fn misses_a_part(&self) -> bool {
+        self.reported.as_ref().is_some_and(|(_, cause)| *cause == Cause::PartLost)
     }
 
     /// Whether it is known to end for a reason of its own.

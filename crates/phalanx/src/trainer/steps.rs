@@ -175,11 +175,13 @@ impl<'a> Course<'a> {
         let mut futile = 0;
         loop {
             let before = state.progress.step;
-            let because = match self.go(state) {
+            let end = self.go(state);
+            let waits = self.is_new() && matches!(end, Err(Error::PartLost));
+            let because = match end {
                 Ok(End::Over { interrupted }) => return Ok(interrupted),
                 Ok(End::Change) => None,
                 // Those that have nothing of the run wait for others in the place of those that had.
-                Err(Error::PartLost) if self.is_new() => None,
+                Err(_) if waits => None,
                 Err(error) => Some(error),
             };
             futile = if state.progress.step == before { futile + 1 } else { 0 };
@@ -188,6 +190,10 @@ impl<'a> Course<'a> {
                 // What makes all ranks fail at one step, whoever they are, makes them fail again.
                 Some(error) if futile > MOST_FUTILE || matches!(error, Error::PartLost) => return Err(error),
                 because => self.worker.regroup(because)?,
+            }
+            // Of a run that ends whoever has nothing begins nothing: it may be alone, since those that had something are lost.
+            if waits && self.trainer.requests.interruption().is_some() {
+                return Err(Error::PartLost);
             }
         }
     }
