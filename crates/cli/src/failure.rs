@@ -10,13 +10,13 @@ pub(crate) fn tell(report: &Report, max_restarts: usize) {
         Report::Started { .. } => {}
         Report::Stopping { rank } => say(format_args!("rank {rank} failed: stopping the other workers")),
         Report::Restarting { failure, restart } => {
-            let cause = cause(failure);
+            let cause = why(failure);
             say(format_args!("{cause}: starting all workers again (restart {restart} of {max_restarts})"));
         }
         Report::Told { words } => say(words),
         Report::Ordered { why } => say(format_args!("{why}: stopping the workers of this node")),
         Report::Replacing { failure, restart } => {
-            let cause = cause(failure);
+            let cause = why(failure);
             let what = "the others go on, another takes its place";
             say(format_args!("{cause}: {what} (restart {restart} of {max_restarts})"));
         }
@@ -50,7 +50,7 @@ pub(crate) fn conclude(outcome: &Outcome, run_dir: &Path, logs: &Path) -> u8 {
     if !setbacks.is_empty() {
         say(format_args!("restarts: {restarts}; what went wrong each time:"));
         let all = setbacks.iter().chain(&outcome.failure);
-        all.for_each(|failure| say(format_args!("  {}: {}", failure.folder, cause(failure))));
+        all.for_each(|failure| say(format_args!("  {}: {}", failure.folder, why(failure))));
     }
     use EndReason::{CutOff, Deposed, NoCoordinator, TooFewNodes};
     if matches!(reason, TooFewNodes { .. } | NoCoordinator(_) | CutOff { .. } | Deposed) {
@@ -89,6 +89,15 @@ pub(crate) fn blame(failure: &Failure) {
 fn cause(failure: &Failure) -> String {
     let Failure { who, how, after, .. } = failure;
     format!("{who} {how} after {:.1} s", after.as_secs_f64())
+}
+
+/// The same with what it said about that, as far as it goes on a line.
+fn why(failure: &Failure) -> String {
+    let cause = cause(failure);
+    match failure.reported.as_deref().map(first_line) {
+        Some(said) if !said.is_empty() => format!("{cause} ({said})"),
+        _ => cause,
+    }
 }
 
 /// The exit code for any run.
