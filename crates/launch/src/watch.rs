@@ -447,7 +447,7 @@ impl Watch {
         }
         let hung = watched.vitals.as_ref().and_then(Vitals::hung_since);
         let lost_at = hung.map_or(after, |since| since.saturating_duration_since(self.start));
-        let cause = watched.reported.as_ref().map(|(_, cause)| *cause);
+        let cause = watched.cause();
         // In the place of one whose device is at fault none is started, where others go on.
         let restarts = match cause {
             Some(Cause::Device) => self.restarts,

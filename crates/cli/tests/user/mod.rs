@@ -43,7 +43,7 @@ pub(crate) fn await_checkpoint(out: &Path, limit: Duration) {
     let is_whole = |entry: io::Result<fs::DirEntry>| entry.unwrap().path().join("manifest.json").exists();
     while !fs::read_dir(out.join("checkpoints")).is_ok_and(|mut all| all.any(is_whole)) {
         assert!(start.elapsed() < limit, "no checkpoint is there");
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(LOOK);
     }
 }
 

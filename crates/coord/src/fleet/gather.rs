@@ -1,7 +1,7 @@
 //! What comes between two generations: whether there is another, who is waited for, and its beginning.
 
 use super::{Fleet, Gathering, Order, Patience, Phase, Wait, blame, seats};
-use phalanx_job::{EndWhy, Setback, Stage, StopWhy, Terms};
+use phalanx_job::{EndWhy, Stage, StopWhy, Terms};
 use seats::Seated;
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -36,15 +36,14 @@ impl Fleet {
             (None, StopWhy::Failed(_)) => blame::first(&stopping.failures).cloned(),
             (None, _) => None,
         };
-        let after = |cause: &Setback| self.restarts.anew(cause.is_of_a_lost_part());
-        match cause.map(|cause| (after(&cause), cause)) {
-            Some((_, cause)) if cause.is_for_good() => self.end(EndWhy::Failed(cause), todo),
-            Some((restarts, cause)) if restarts.count <= self.terms.max_restarts as usize => {
+        if let Some(cause) = cause {
+            let restarts = self.restarts.anew(cause.is_of_a_lost_part());
+            if cause.is_for_good() || restarts.count > self.terms.max_restarts as usize {
+                self.end(EndWhy::Failed(cause), todo);
+            } else {
                 self.restarts = restarts;
                 self.setbacks.push(cause);
             }
-            Some((_, cause)) => self.end(EndWhy::Failed(cause), todo),
-            None => {}
         }
         if !self.is_over() && !is_enough {
             self.tell_wait(now, todo);

@@ -78,14 +78,19 @@ impl Watched {
         })
     }
 
+    /// Whose fault it is that it can't go on, as far as somebody said.
+    pub(super) fn cause(&self) -> Option<Cause> {
+        self.reported.as_ref().map(|(_, cause)| *cause)
+    }
+
     /// Whether it is known to end because of another.
     pub(super) fn follows(&self) -> bool {
-        self.reported.as_ref().is_some_and(|(_, cause)| *cause == Cause::Other)
+        self.cause() == Some(Cause::Other)
     }
 
     /// Whether it can't go on without what was lost with another.
     pub(super) fn misses_a_part(&self) -> bool {
-        self.reported.as_ref().is_some_and(|(_, cause)| *cause == Cause::PartLost)
+        self.cause() == Some(Cause::PartLost)
     }
 
     /// Whether it is known to end for a reason of its own.
@@ -95,7 +100,7 @@ impl Watched {
 
     /// Whether it is known that others would come to the same. What is a worker's own may be another's luck if all begin anew.
     pub(super) fn is_for_good(&self, in_place: bool) -> bool {
-        match self.reported.as_ref().map(|(_, cause)| *cause) {
+        match self.cause() {
             Some(Cause::Setting | Cause::Device) => true,
             Some(Cause::Own) => in_place,
             _ => false,
