@@ -182,18 +182,34 @@ __device__ Normal<N> normal_of(const Pack<N, float> &mean, const Pack<N, float> 
     return {mean, made<N>([&](int j) { return weighs ? scale.of[j] * weight.of[j] : scale.of[j]; }), bias};
 }
 
-// `plus`, weight and bias may be null.
+// Whether a fused ReLU that gave `out` passes gradients on, of each of WIDE neighbours, the first in the lowest bit.
+__device__ inline u8 bits_of(const Pack<WIDE, T> &out) {
+    u32 bits = 0;
+    each<WIDE>([&](int j) { bits |= where_relu_passed(1.0f, wide(out.of[j])) != 0.0f ? 1u << j : 0u; });
+    return (u8)bits;
+}
+
+// `plus`, weight and bias may be null, and so may `bits`: a byte for each WIDE neighbours, which the gradient reads in the place of the
+// output. Then `width` is a multiple of WIDE.
 extern "C" __global__ void batch_normalise(const T *x, const float *means, const float *scales, const float *weight, const float *bias,
-                                           const T *plus, T *out, i64 rows, i64 width, i64 relu) {
+                                           const T *plus, T *out, u8 *bits, i64 rows, i64 width, i64 relu) {
     const auto known = [=](auto few, i64 c) {
         return normal_of<few>(taken<few>(means + c), taken<few>(scales + c), weight, taken_or_zeros<few>(weight, c),
                               taken_or_zeros<few>(bias, c));
     };
-    along_known_rows(are_even(x, plus, out), rows, width, known, [=](auto few, const auto &normal, auto some, i64 i, i64 step) {
+    // What lies unevenly is asked for one by one, but a byte is written by the thread that has all of its neighbours.
+    const bool together = are_even(x, plus, out) || bits;
+    along_known_rows(together, rows, width, known, [=](auto few, const auto &normal, auto some, i64 i, i64 step) {
         const int n = few;
         const auto in = made<some>([&](int k) { return taken<n>(x + i + k * step); });
         const auto added = made<some>([&](int k) { return taken_or_zeros<n>(plus, i + k * step); });
-        each<some>([&](int k) { put(out + i + k * step, normal.of(in.of[k], added.of[k], relu)); });
+        each<some>([&](int k) {
+            const auto y = normal.of(in.of[k], added.of[k], relu);
+            put(out + i + k * step, y);
+            if constexpr (n == WIDE) {
+                if (bits) bits[(u64)(i + k * step) / WIDE] = bits_of(y);
+            }
+        });
     });
 }
 
@@ -220,10 +236,44 @@ batch_whole(const T *x, const float *weight, const float *bias, const T *plus, T
 
 // --- gradients
 
-// What of `grad` counts: where `mask`, the output of a fused ReLU, isn't null, what that passed on.
-template <int N> __device__ Pack<N, float> passed(const Pack<N, T> &grad, bool masked, const Pack<N, T> &mask) {
-    return made<N>([&](int j) { return masked ? where_relu_passed(wide(grad.of[j]), wide(mask.of[j])) : wide(grad.of[j]); });
-}
+// What of a gradient counts: where `mask`, the output of a fused ReLU, isn't null, what that passed on.
+struct ByOutput {
+    const T *mask;
+
+    __device__ bool is_even() const { return are_even(mask); }
+
+    template <int N> __device__ Pack<N, T> taken(i64 i) const { return taken_or_zeros<N>(mask, i); }
+
+    // The same of a thread's columns of the row that begins with element `at`.
+    template <class Columns> __device__ Pack<WIDE, T> of(const Columns &own, i64 at) const { return own.of_or_zeros(mask, at); }
+
+    template <int N> __device__ Pack<N, float> passed(const Pack<N, T> &grad, const Pack<N, T> &out) const {
+        return made<N>([&](int j) { return mask ? where_relu_passed(wide(grad.of[j]), wide(out.of[j])) : wide(grad.of[j]); });
+    }
+};
+
+// The same by the bits that `batch_normalise` has written.
+struct ByBits {
+    const u8 *bits;
+
+    __device__ bool is_even() const { return true; }
+
+    template <int N> __device__ u32 taken(i64 i) const { return (u32)bits[(u64)i / WIDE] >> ((u64)i % WIDE); }
+
+    template <int SIDE> __device__ u32 of(const Own<SIDE, true> &own, i64 at) const { return taken<WIDE>(at + own.own(0)); }
+
+    template <int SIDE> __device__ u32 of(const Own<SIDE, false> &own, i64 at) const {
+        u32 found = 0;
+        each<WIDE>([&](int j) {
+            if (own.own(j) < own.width) found |= (taken<1>(at + own.own(j)) & 1u) << j;
+        });
+        return found;
+    }
+
+    template <int N> __device__ Pack<N, float> passed(const Pack<N, T> &grad, u32 found) const {
+        return made<N>([&](int j) { return found >> j & 1u ? wide(grad.of[j]) : 0.0f; });
+    }
+};
 
 // The gradient of an output, which may come in two parts that are to be added up, as where a shortcut begins: `more` may be null.
 struct Graded {
@@ -238,30 +288,32 @@ template <int N> __device__ Pack<N, T> sum_of_two(const Pack<N, T> &own, bool tw
 }
 
 // A thread's part of N rows.
-template <int N> struct Loaded {
-    bool masked;
-    Pack<N, Pack<WIDE, T>> in, grad, mask;
+template <int N, class Gate, class Passing> struct Loaded {
+    Gate gate;
+    Pack<N, Pack<WIDE, T>> in, grad;
+    Pack<N, Passing> passing;
 
     // What of row k's gradient counts.
-    __device__ Pack<WIDE, float> passed(int k) const { return ::passed(grad.of[k], masked, mask.of[k]); }
+    __device__ Pack<WIDE, float> passed(int k) const { return gate.passed(grad.of[k], passing.of[k]); }
 };
 
 // Rows `row`, `row + step` and so on.
-template <int N, int SIDE, class Columns>
-__device__ Loaded<N> loaded(const T *x, const Graded &grad, const T *mask, i64 row, const Columns &own) {
+template <int N, int SIDE, class Gate, class Columns>
+__device__ auto loaded(const T *x, const Graded &grad, const Gate &gate, i64 row, const Columns &own) {
     const auto at = [&](int k) { return (row + k * step<SIDE>()) * own.width; };
-    return {mask != nullptr, made<N>([&](int k) { return own.of(x + at(k)); }),
-            made<N>([&](int k) { return sum_of_two(own.of(grad.grad + at(k)), grad.more, own.of_or_zeros(grad.more, at(k))); }),
-            made<N>([&](int k) { return own.of_or_zeros(mask, at(k)); })};
+    return Loaded<N, Gate, decltype(gate.of(own, row))>{
+        gate, made<N>([&](int k) { return own.of(x + at(k)); }),
+        made<N>([&](int k) { return sum_of_two(own.of(grad.grad + at(k)), grad.more, own.of_or_zeros(grad.more, at(k))); }),
+        made<N>([&](int k) { return gate.of(own, at(k)); })};
 }
 
 // Each channel's sums of grad, and of grad (x - mean), over some rows.
-template <int SIDE, class Columns>
-__device__ Found<2> sums_of_gradients(const T *x, const Graded &grad, const T *mask, const float *means, i64 first, i64 end,
+template <int SIDE, class Gate, class Columns>
+__device__ Found<2> sums_of_gradients(const T *x, const Graded &grad, const Gate &gate, const float *means, i64 first, i64 end,
                                       const Columns &own, Room<2, SIDE> &room) {
     const auto mean = own.of_any(means);
     return sums_of_rows(own, first, end, room, [&](auto few, i64 row, Found<2>(&found)[WIDE]) {
-        const auto rows = loaded<few, SIDE>(x, grad, mask, row, own);
+        const auto rows = loaded<few, SIDE>(x, grad, gate, row, own);
         each<few>([&](int k) {
             const auto g = rows.passed(k);
             each<WIDE>([&](int j) {
@@ -272,21 +324,25 @@ __device__ Found<2> sums_of_gradients(const T *x, const Graded &grad, const T *m
     });
 }
 
-// The same piece by piece: (width, pieces) each.
+// The same piece by piece: (width, pieces) each. Of `mask` and `bits`, which of them counts, one may be there.
 extern "C" __global__ void __launch_bounds__(BLOCK, BESIDE)
-batch_sums(const T *x, const T *grad, const T *more, const T *mask, const float *means, float *grad_parts, float *product_parts,
-           i64 rows, i64 width, i64 piece) {
+batch_sums(const T *x, const T *grad, const T *more, const T *mask, const u8 *bits, const float *means, float *grad_parts,
+           float *product_parts, i64 rows, i64 width, i64 piece) {
     __shared__ Room<2, LINE> room;
     const i64 pieces = (rows + piece - 1) / piece;
     const Graded both = {grad, more};
-    const bool even = are_even(x, mask) && both.is_even() && are_even(means);
-    by_columns(even, rows, width, piece, room, [=](auto own, i64 p, i64 first, i64 end, auto &room) {
-        const Found<2> sums = sums_of_gradients(x, both, mask, means, first, end, own, room);
-        own.each_found([&](i64 column) {
-            grad_parts[column * pieces + p] = sums.of[0];
-            product_parts[column * pieces + p] = sums.of[1];
+    const auto sum_by = [&](const auto &gate) {
+        const bool even = are_even(x, means) && both.is_even() && gate.is_even();
+        by_columns(even, rows, width, piece, room, [=](auto own, i64 p, i64 first, i64 end, auto &room) {
+            const Found<2> sums = sums_of_gradients(x, both, gate, means, first, end, own, room);
+            own.each_found([&](i64 column) {
+                grad_parts[column * pieces + p] = sums.of[0];
+                product_parts[column * pieces + p] = sums.of[1];
+            });
         });
-    });
+    };
+    if (bits) return sum_by(ByBits{bits});
+    sum_by(ByOutput{mask});
 }
 
 // A channel's sums over the pieces of `batch_sums`.
@@ -370,26 +426,30 @@ template <int N> __device__ Pack<N, T> all_stored(const Pack<N, float> &g) {
     return made<N>([&](int j) { return stored(g.of[j]); });
 }
 
-// The gradients of the input and, where `plus` isn't null, of what was added.
-extern "C" __global__ void batch_input_gradient(const T *x, const T *grad, const T *more, const T *mask, const float *means,
-                                                const float *factors, T *out, T *plus, i64 rows, i64 width) {
+// The gradients of the input and, where `plus` isn't null, of what was added. Of `mask` and `bits` one may be there.
+extern "C" __global__ void batch_input_gradient(const T *x, const T *grad, const T *more, const T *mask, const u8 *bits,
+                                                const float *means, const float *factors, T *out, T *plus, i64 rows, i64 width) {
     const auto known = [=](auto few, i64 c) {
         return Slopes<few>{taken<few>(means + c), taken<few>(factors + c), taken<few>(factors + width + c),
                            taken<few>(factors + 2 * width + c)};
     };
-    const bool even = are_even(x, grad, more, mask, out, plus);
-    along_known_rows(even, rows, width, known, [=](auto few, const auto &slopes, auto some, i64 i, i64 step) {
-        const int n = few;
-        const auto in = made<some>([&](int k) { return taken<n>(x + i + k * step); });
-        const auto own = made<some>([&](int k) { return taken<n>(grad + i + k * step); });
-        const auto rest = made<some>([&](int k) { return taken_or_zeros<n>(more, i + k * step); });
-        const auto relu = made<some>([&](int k) { return taken_or_zeros<n>(mask, i + k * step); });
-        each<some>([&](int k) {
-            const auto g = passed(sum_of_two(own.of[k], more, rest.of[k]), mask, relu.of[k]);
-            put(out + i + k * step, slopes.of(in.of[k], g));
-            if (plus) put(plus + i + k * step, all_stored(g));
+    const auto find_by = [&](const auto &gate) {
+        const bool even = are_even(x, grad, more, out, plus) && gate.is_even();
+        along_known_rows(even, rows, width, known, [=](auto few, const auto &slopes, auto some, i64 i, i64 step) {
+            const int n = few;
+            const auto in = made<some>([&](int k) { return taken<n>(x + i + k * step); });
+            const auto own = made<some>([&](int k) { return taken<n>(grad + i + k * step); });
+            const auto rest = made<some>([&](int k) { return taken_or_zeros<n>(more, i + k * step); });
+            const auto passing = made<some>([&](int k) { return gate.template taken<n>(i + k * step); });
+            each<some>([&](int k) {
+                const auto g = gate.passed(sum_of_two(own.of[k], more, rest.of[k]), passing.of[k]);
+                put(out + i + k * step, slopes.of(in.of[k], g));
+                if (plus) put(plus + i + k * step, all_stored(g));
+            });
         });
-    });
+    };
+    if (bits) return find_by(ByBits{bits});
+    find_by(ByOutput{mask});
 }
 
 // All of it at once where there are few rows, of which a block has all.
@@ -399,9 +459,10 @@ batch_whole_gradient(const T *x, const T *grad, const T *more, const T *mask, co
                      double count) {
     __shared__ Room<2, SECTOR> room;
     const Graded both = {grad, more};
-    const bool even = are_even(x, mask, out, plus) && both.is_even() && are_even(means, factors);
+    const ByOutput gate = {mask};
+    const bool even = are_even(x, out, plus) && gate.is_even() && both.is_even() && are_even(means, factors);
     by_columns(even, rows, width, rows, room, [=](auto own, i64, i64, i64 end, auto &room) {
-        const Found<2> found = sums_of_gradients(x, both, mask, means, 0, end, own, room);
+        const Found<2> found = sums_of_gradients(x, both, gate, means, 0, end, own, room);
         own.each_found([&](i64 c) {
             const Sums sums = {(double)found.of[0], (double)found.of[1]};
             channel_gradients(of_weight, of_bias, c, sums, scales[c]);
@@ -410,7 +471,7 @@ batch_whole_gradient(const T *x, const T *grad, const T *more, const T *mask, co
         __syncthreads();
         const Slopes<WIDE> slopes = {own.of_any(means), own.of_any(factors), own.of_any(factors + width), own.of_any(factors + 2 * width)};
         in_flights<FLIGHT>(own, 0, end, [&](auto few, i64 row) {
-            const auto rows = loaded<few, SECTOR>(x, both, mask, row, own);
+            const auto rows = loaded<few, SECTOR>(x, both, gate, row, own);
             each<few>([&](int k) {
                 const i64 at = (row + k * step<SECTOR>()) * width;
                 const auto g = rows.passed(k);

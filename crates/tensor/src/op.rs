@@ -91,7 +91,7 @@ pub(crate) enum Op {
     /// Normalisation over the last dimensions, rounded to a type; saves x, weight, each row's mean and 1/std, and bias.
     LayerNorm { row: usize, n_dims: usize, eps: f64, dtype: DType },
     /// Normalisation of each channel over the batch and its pixels, then possibly a sum with another tensor and a ReLU; saves
-    /// x, weight, each channel's mean and 1/std, and the output where there is a ReLU.
+    /// x, weight, each channel's mean and 1/std, and where there is a ReLU the output, or bits of what it passes on.
     BatchNorm {
         /// How many values a channel has, if mean and deviation are the batch's own, and so have gradients; none if they
         /// were given, or are those of a shared batch.

@@ -186,13 +186,39 @@ impl Case {
     }
 
     fn normalised(&self, values: &Values, statistics: &Statistics) -> Vec<u8> {
+        self.normalised_with(values, statistics, Arg::Null)
+    }
+
+    fn normalised_with(&self, values: &Values, statistics: &Statistics, bits: Arg<'_>) -> Vec<u8> {
         let n = self.size[0] * self.size[1];
         let mut out = room(self.element, n);
         let mut args = vec![Arg::In(&values.x), Arg::In(&statistics.means), Arg::In(&statistics.scales)];
-        args.extend([arg(&values.weight), arg(&values.bias), self.added(values), Arg::Out(&mut out)]);
+        args.extend([arg(&values.weight), arg(&values.bias), self.added(values), Arg::Out(&mut out), bits]);
         args.extend(self.sizes().into_iter().chain([self.relu()]));
         launch("batch_normalise", self.element, Work::Elements(n as u64), &mut args);
         out
+    }
+
+    /// Elements whose bits share a byte.
+    fn neighbours(&self) -> usize {
+        16 / self.element.bytes()
+    }
+
+    /// Where rows are made of whole bytes of them, the bits of what comes out, held against that.
+    fn bits(&self, values: &Values, statistics: &Statistics, out: &[u8]) -> Option<Vec<u8>> {
+        let (each, n) = (self.neighbours(), self.size[0] * self.size[1]);
+        if self.follows == Follows::Nothing || !self.size[1].is_multiple_of(each) {
+            return None;
+        }
+        let mut bits = vec![0xa5; n / each];
+        let beside = self.normalised_with(values, statistics, Arg::Out(&mut bits));
+        assert!(beside == out, "{:?}: what comes out beside bits", self.size);
+        let passed: Vec<bool> = decode(self.element, out).into_iter().map(|y| y > 0.0).collect();
+        let want: Vec<u8> =
+            passed.chunks(each).map(|of| (0..each).map(|j| u8::from(of[j]) << j).sum()).collect();
+        assert!(bits == want, "{:?}: bits", self.size);
+        assert!(passed.contains(&true) && passed.contains(&false), "{:?}: all of a kind", self.size);
+        Some(bits)
     }
 
     /// Both at once.
@@ -211,15 +237,9 @@ impl Case {
         (Statistics { means, variances, scales, running }, out)
     }
 
-    /// What every kernel of a gradient takes first.
-    fn of_gradient<'a>(
-        &self,
-        values: &'a Values,
-        statistics: &'a Statistics,
-        mask: &'a Option<Vec<u8>>,
-    ) -> Vec<Arg<'a>> {
-        let grad = [Arg::In(&values.grad), arg(&values.more)];
-        [Arg::In(&values.x)].into_iter().chain(grad).chain([arg(mask), Arg::In(&statistics.means)]).collect()
+    /// What every kernel of a gradient takes first, but for the means.
+    fn of_gradient<'a>(&self, values: &'a Values, mask: &'a Option<Vec<u8>>) -> Vec<Arg<'a>> {
+        vec![Arg::In(&values.x), Arg::In(&values.grad), arg(&values.more), arg(mask)]
     }
 
     /// All gradients, piece by piece, of statistics that are the batch's own or were given; and the same by way of sums that several
@@ -231,10 +251,21 @@ impl Case {
         mask: &Option<Vec<u8>>,
         given: bool,
     ) -> Gradients {
+        self.gradients_by(values, statistics, [mask, &None], given)
+    }
+
+    /// The same by the output or by bits.
+    fn gradients_by(
+        &self,
+        values: &Values,
+        statistics: &Statistics,
+        [mask, bits]: [&Option<Vec<u8>>; 2],
+        given: bool,
+    ) -> Gradients {
         let [rows, width] = self.size;
         let [mut grads, mut products] = self.parts();
-        let mut args = self.of_gradient(values, statistics, mask);
-        args.extend([Arg::Out(&mut grads), Arg::Out(&mut products)]);
+        let mut args = self.of_gradient(values, mask);
+        args.extend([arg(bits), Arg::In(&statistics.means), Arg::Out(&mut grads), Arg::Out(&mut products)]);
         args.extend(self.sizes().into_iter().chain([Arg::Int(PIECE as i64)]));
         launch("batch_sums", self.element, self.columns(), &mut args);
 
@@ -264,8 +295,9 @@ impl Case {
         assert!(same, "gradients by way of sums");
 
         let [mut x, mut plus] = [0; 2].map(|_| room(self.element, rows * width));
-        let mut args = self.of_gradient(values, statistics, mask);
-        args.extend([Arg::In(&factors), Arg::Out(&mut x), self.of_added(&mut plus)]);
+        let mut args = self.of_gradient(values, mask);
+        args.extend([arg(bits), Arg::In(&statistics.means), Arg::In(&factors)]);
+        args.extend([Arg::Out(&mut x), self.of_added(&mut plus)]);
         args.extend(self.sizes());
         launch("batch_input_gradient", self.element, Work::Elements((rows * width) as u64), &mut args);
         Gradients { x, plus, weight, bias }
@@ -287,8 +319,9 @@ impl Case {
         let mut factors = room(Element::F32, 3 * width);
         let [mut weight, mut bias] = [0; 2].map(|_| room(Element::F32, width));
         let [mut x, mut plus] = [0; 2].map(|_| room(self.element, rows * width));
-        let mut args = self.of_gradient(values, statistics, mask);
-        args.extend([Arg::In(&statistics.scales), arg(&values.weight), Arg::Out(&mut x)]);
+        let mut args = self.of_gradient(values, mask);
+        let [means, scales] = [&statistics.means, &statistics.scales].map(|of| Arg::In(of));
+        args.extend([means, scales, arg(&values.weight), Arg::Out(&mut x)]);
         args.extend([self.of_added(&mut plus), self.of_parameter(&mut weight), self.of_parameter(&mut bias)]);
         args.extend([Arg::Out(&mut factors)].into_iter().chain(self.sizes()));
         args.push(Arg::Double(if given { 0.0 } else { rows as f64 }));
@@ -317,6 +350,7 @@ impl Case {
         }
         self.check_statistics(&by_totals, &engine);
 
+        let bits = self.bits(&values, &by_pieces, &out);
         let mask = (self.follows != Follows::Nothing).then_some(out);
         let found = [
             self.gradients(&values, &by_pieces, &mask, false),
@@ -324,6 +358,10 @@ impl Case {
         ];
         found.iter().for_each(|gradients| self.check_gradients(gradients, &by_pieces, &engine));
         self.check_parts(&values, &by_pieces, &mask, &found);
+        if bits.is_some() {
+            let by_bits = self.gradients_by(&values, &by_pieces, [&None, &bits], false);
+            assert!(by_bits == found[0], "{:?}, {:?}: gradients by bits", self.size, self.follows);
+        }
         let given = [
             self.gradients(&values, &by_pieces, &mask, true),
             self.gradients_at_once(&values, &by_pieces, &mask, true),

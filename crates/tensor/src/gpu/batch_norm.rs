@@ -26,6 +26,21 @@ fn whole(x: &Tensor) -> Option<Work> {
     (1..=WHOLE).contains(&n).then_some(work)
 }
 
+/// Room for a bit of each element of what a ReLU fused to the normalisation of `x` gives, which [`gradients`] reads in the place of all of
+/// it: a sixteenth in 16 bits. None where a block holds a channel, whose output is still near, and where rows aren't made of whole packs
+/// of 16 bytes, which have a byte each.
+pub(crate) fn room_for_bits(x: &Tensor) -> Option<Tensor> {
+    let neighbours = 16 / x.dtype.bytes();
+    let has_bytes = whole(x).is_none() && sizes(x)[1].is_multiple_of(neighbours) && x.count() > 0;
+    has_bytes.then(|| Tensor::stale(x.device(), [x.count() / neighbours].into(), DType::U8))
+}
+
+/// What tells which gradients a fused ReLU passes on, as kernels take it: its output, or the bits of [`room_for_bits`].
+fn output_and_bits(mask: Option<&Tensor>) -> [Arg<'_>; 2] {
+    let is_bits = |mask: &&Tensor| mask.dtype == DType::U8;
+    [mask.filter(|mask| !is_bits(mask)), mask.filter(is_bits)].map(Arg::InOrNull)
+}
+
 /// Two numbers a channel and piece.
 fn parts(x: &Tensor) -> [Tensor; 2] {
     let [n, channels] = sizes(x);
@@ -196,16 +211,18 @@ fn normalise_by(
         bias,
         Arg::InOrNull(fused.plus),
         Arg::Out(out),
+        out_or_null(fused.bits),
         Arg::Int(n),
         Arg::Int(channels),
         Arg::Int(usize::from(fused.relu)),
     ];
-    // SAFETY: input, output and what is added have n rows of channels in one order, the others one of each channel.
+    // SAFETY: input, output and what is added have n rows of channels in one order, the others one of each channel. Where there are bits
+    // packs of 16 bytes make up a row, and have a byte each.
     unsafe { engine.launch("batch_normalise", elements(n * channels), &args) };
 }
 
-/// `sums` (2, C) = each channel's sum of grad, and of grad (x - mean). With `mask`, the output of a fused ReLU, only where that
-/// passed it on.
+/// `sums` (2, C) = each channel's sum of grad, and of grad (x - mean). With `mask`, the output of a fused ReLU or its bits, only where
+/// that passed it on.
 #[track_caller]
 pub(crate) fn sums(
     engine: &Engine,
@@ -238,12 +255,13 @@ fn sums_of_pieces(
 ) -> [Tensor; 2] {
     check_float("batch_norm", x.dtype);
     let [n, channels] = sizes(x);
-    let [grads, products] = parts(x);
+    let ([grads, products], [output, bits]) = (parts(x), output_and_bits(mask));
     let args = [
         Arg::In(x),
         Arg::In(grad),
         Arg::InOrNull(more),
-        Arg::InOrNull(mask),
+        output,
+        bits,
         Arg::In(mean),
         Arg::Out(&grads),
         Arg::Out(&products),
@@ -251,7 +269,7 @@ fn sums_of_pieces(
         Arg::Int(channels),
         Arg::Int(pieces(n)[0]),
     ];
-    // SAFETY: there are n rows of channels, a mean for each, and a part for each piece of a channel.
+    // SAFETY: there are n rows of channels, a mean for each, and a part for each piece of a channel; of bits a byte for each pack.
     unsafe { engine.launch("batch_sums", columns(x.dtype, n, channels), &args) };
     [grads, products]
 }
@@ -315,12 +333,13 @@ fn input_gradient_by(
     (out, plus): (&Tensor, Option<&Tensor>),
 ) {
     check_float("batch_norm", x.dtype);
-    let [n, channels] = sizes(x);
+    let ([n, channels], [output, bits]) = (sizes(x), output_and_bits(mask));
     let args = [
         Arg::In(x),
         read_where_written(Some(grad), [Some(out), plus]),
         read_where_written(more, [Some(out), plus]),
-        Arg::InOrNull(mask),
+        output,
+        bits,
         Arg::In(mean),
         Arg::In(factors),
         Arg::Out(out),
@@ -328,7 +347,8 @@ fn input_gradient_by(
         Arg::Int(n),
         Arg::Int(channels),
     ];
-    // SAFETY: input, gradients and mask have n rows of channels in one order; of what lies in one place a thread reads before it writes.
+    // SAFETY: input, gradients and mask have n rows of channels in one order, and bits a byte for each pack; of what lies in one place a
+    // thread reads before it writes.
     unsafe { engine.launch("batch_input_gradient", elements(n * channels), &args) };
 }
 

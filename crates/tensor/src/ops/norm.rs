@@ -4,6 +4,7 @@ use crate::cpu::batch_norm::{self, Fused};
 use crate::device::Backend;
 use crate::dtype::DType;
 use crate::gpu;
+use crate::graph;
 use crate::kernel;
 use crate::op::Op;
 use crate::ops::{keep, recorded, recorded_where};
@@ -257,7 +258,13 @@ impl Tensor {
         let scale = Tensor::stale(self.device(), [channels].into(), self.dtype.wide());
         let (mean, variance) = (mean.contiguous(), variance.contiguous());
         let relu = !matches!(then, Then::Nothing);
-        let (affine, fused) = ([weight.as_ref(), bias.as_ref()], Fused { plus: plus.as_ref(), relu });
+        // A part of the graph without a gradient of its input has none of what was added either but by the output itself.
+        let bits = match self.device().backend() {
+            Backend::Gpu(_) if relu && graph::records(&[self]) => gpu::batch_norm::room_for_bits(self),
+            _ => None,
+        };
+        let fused = Fused { plus: plus.as_ref(), relu, bits: bits.as_ref() };
+        let affine = [weight.as_ref(), bias.as_ref()];
         let parts = |running: Running<'a>| ([running.mean, running.variance], running.share);
         let outputs = [&out, &mean, &variance, &scale];
         let (count, shared) = match source {
@@ -285,7 +292,7 @@ impl Tensor {
         };
         let inputs = [Some(self), weight.as_ref(), bias.as_ref(), plus.as_ref()];
         let out = recorded_where(out, Op::BatchNorm { count, relu }, inputs, |out| {
-            let mask = if relu { keep(out) } else { None };
+            let mask = if relu { bits.or_else(|| keep(out)) } else { None };
             [keep(self), weight.as_ref().and_then(keep), keep(&mean), keep(&scale), mask]
         });
         if let (Some(node), Some(shared)) = (&out.node, shared) {

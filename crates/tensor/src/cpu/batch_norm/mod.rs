@@ -165,6 +165,8 @@ pub(crate) struct Fused<'a> {
     pub(crate) plus: Option<&'a Tensor>,
     /// Whether what is below zero becomes zero.
     pub(crate) relu: bool,
+    /// On a GPU, where what that passes on is written, beside the result.
+    pub(crate) bits: Option<&'a Tensor>,
 }
 
 /// `out = (x - mean) scale weight + bias` with `scale = 1 / sqrt(variance + eps)`, which is kept.
