@@ -212,8 +212,14 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
         Op::CrossEntropy { label_smoothing } => {
             // Logits of 16 bits may have a loss in f32, and their gradient is of their own type.
             let (from, labels, shifts) = (value(saved, 0), value(saved, 1), saved[2].as_ref());
+            // On a GPU it goes where the logits lie, if nobody else has these: of many words they are the largest tensor of a pass, and are
+            // there when all else that is kept is.
+            let is_free = matches!(device.backend(), Backend::Gpu(_)) && from.storage.is_unique();
             of([wanted.wants(0).then(|| {
-                let out = wanted.place(0, Order::RowMajor, *from.shape(), from.dtype());
+                let out = match is_free {
+                    true => wanted.place_or(0, Order::RowMajor, from.clone()),
+                    false => wanted.place(0, Order::RowMajor, *from.shape(), from.dtype()),
+                };
                 kernel::loss::cross_entropy_gradient(from, shifts, labels, label_smoothing, grad, &out);
                 out
             })])

@@ -4,7 +4,7 @@
 
 use crate::dtype::DType;
 use crate::gpu::Engine;
-use crate::gpu::launch::{Arg, check_float, elements, rows};
+use crate::gpu::launch::{Arg, check_float, elements, read_where_written, rows};
 use crate::gpu::reduce::sum_parts;
 use crate::tensor::Tensor;
 
@@ -91,7 +91,8 @@ pub(crate) fn cross_entropy(
     sum_parts(engine, &losses, [1, n], 1.0 / n as f64, out);
 }
 
-/// The gradient of [`cross_entropy`] with respect to the logits, told from these and their shifts, times the scalar `grad`.
+/// The gradient of [`cross_entropy`] with respect to the logits, told from these and their shifts, times the scalar `grad`. It may go
+/// where the logits lie.
 #[track_caller]
 pub(crate) fn cross_entropy_gradient(
     engine: &Engine,
@@ -107,7 +108,7 @@ pub(crate) fn cross_entropy_gradient(
     let shifts = shifts.expect("a GPU keeps them");
     let grad = grad.widened();
     let args = [
-        Arg::In(x),
+        read_where_written(Some(x), [Some(out), None]),
         Arg::In(shifts),
         Arg::In(labels),
         Arg::In(&grad),
@@ -117,7 +118,8 @@ pub(crate) fn cross_entropy_gradient(
         Arg::Float(label_smoothing),
         Arg::Float(1.0 / n as f64),
     ];
-    // SAFETY: there are n rows of `width` elements in `x` and `out`, n shifts and labels, and a scalar.
+    // SAFETY: there are n rows of `width` elements in `x` and `out`, n shifts and labels, and a scalar; of what lies in one place a thread
+    // reads before it writes.
     unsafe { engine.launch("cross_entropy_gradient", elements(n * width), &args) }
 }
 

@@ -239,8 +239,8 @@ fn a_batch_norm_gets_the_gradients_of_all_that_use_it() {
         (|y, x| (y * &x[3]).sum_all() + y.sum_all() + (y * &x[4]).sum_all(), 1),
         (|y, x| (y * &x[3]).permute(&[1, 0, 2, 3]) + y.permute(&[1, 0, 2, 3]).square(), 0),
     ];
-    for size in [[2, 6, 3, 5], [11, 6, 20, 21]] {
-        let shapes: [&[usize]; 5] = [&size, &[6], &[6], &size, &size];
+    for size in [[2, 6, 3, 5], [11, 6, 20, 21], [11, 8, 20, 21]] {
+        let shapes: [&[usize]; 5] = [&size, &size[1..2], &size[1..2], &size, &size];
         for (how, _) in uses {
             rig.check(&shapes, |x| {
                 let then = Then::AddRelu(&x[4]);
@@ -265,6 +265,57 @@ fn a_batch_norm_gets_the_gradients_of_all_that_use_it() {
         let before = launched("add_assign");
         loss.backward();
         assert_eq!(launched("add_assign") - before, sums, "use {i}");
+    }
+}
+
+#[test]
+fn the_gradient_of_logits_goes_where_they_lie_if_nobody_else_has_them() {
+    let Some(rig) = rig(12) else { return };
+    let (rows, words) = (64, 600);
+    let of = |dims: &[usize]| Tensor::ones(&rig, dims, DType::F32);
+    let (x, weight) = (of(&[rows, 4]).requires_grad(), of(&[4, words]).requires_grad());
+    let labels = Tensor::from_slice(&rig, &(0..rows as i64).collect::<Vec<_>>(), [rows]);
+    let gradients = |is_kept: bool| {
+        let scores = x.matmul(&weight);
+        let (loss, kept) = (scores.cross_entropy(&labels, 0.1), is_kept.then(|| scores.detach()));
+        drop(scores);
+        rig.take_most_live_bytes();
+        let before = rig.live_bytes();
+        let grads = loss.backward();
+        let more = (rig.take_most_live_bytes() - before) as f64 / (4 * rows * words) as f64;
+        let same = kept.is_none_or(|kept| kept.to_vec::<f32>().iter().all(|&score| score == 4.0));
+        assert!(same, "scores that somebody has were overwritten");
+        (more, [&x, &weight].map(|of| grads.get(of).unwrap().to_vec::<f32>()))
+    };
+    let ((alone, of_alone), (beside, of_beside)) = (gradients(false), gradients(true));
+    assert!(alone < 0.5 && (1.0..1.5).contains(&beside), "{alone} and {beside} times the scores");
+    assert!(of_alone == of_beside && of_alone.iter().flatten().any(|&g| g != 0.0));
+}
+
+#[test]
+fn of_what_a_large_batch_norm_cuts_off_bits_are_kept_in_the_place_of_what_comes_out() {
+    let Some(rig) = rig(11) else { return };
+    let kept = |size: [usize; 4], then: fn(&Tensor) -> Then<'_>| {
+        let of = |dims: &[usize]| Tensor::ones(&rig, dims, DType::F32);
+        let [x, plus, weight, bias] =
+            [&size[..], &size, &size[1..2], &size[1..2]].map(|dims| of(dims).requires_grad());
+        let before = rig.live_bytes();
+        let y = x.batch_norm(Some(&weight), Some(&bias), 1e-5, then(&plus), None, None).out;
+        let loss = y.adaptive_avg_pool2d([1, 1]).square().sum_all();
+        drop(y);
+        let kept = (rig.live_bytes() - before) as f64 / (4 * size.iter().product::<usize>()) as f64;
+        drop(loss);
+        kept
+    };
+    // Images with channels last, as norms want them, are kept in any case; then bits, or what came out.
+    for then in [|_: &Tensor| Then::Relu, |plus: &Tensor| Then::AddRelu(plus)] as [fn(&Tensor) -> Then<'_>; 2]
+    {
+        for (size, least, most) in
+            [([11, 8, 20, 21], 1.0, 1.5), ([11, 6, 20, 21], 2.0, 2.5), ([2, 8, 32, 30], 2.0, 2.5)]
+        {
+            let kept = kept(size, then);
+            assert!((least..most).contains(&kept), "{size:?}: {kept} images");
+        }
     }
 }
 
