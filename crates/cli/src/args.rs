@@ -75,9 +75,10 @@ pub(crate) struct TrainArgs {
     /// Print the recipe as TOML, with what --set and the other options make of it.
     #[arg(long)]
     pub(crate) print: bool,
-    /// Workers on this machine: a number, gpu for one a GPU, cpu for one a core, or auto for gpu with --device cuda and else cpu.
-    #[arg(long, value_name = "N", default_value = "2")]
-    pub(crate) nproc_per_node: String,
+    /// Workers on this machine: a number, gpu for one a GPU, cpu for one a core, or auto for gpu with --device cuda and else cpu
+    /// [default: gpu with --device cuda, 1 with cuda:N, else 2].
+    #[arg(long, value_name = "N")]
+    pub(crate) nproc_per_node: Option<String>,
     /// What workers compute on: cpu, cuda for a GPU each, or cuda:N for that GPU, which all of them share; CUDA_VISIBLE_DEVICES says
     /// which GPUs are counted [default: cuda with --nproc-per-node gpu, else cpu].
     #[arg(long, value_name = "DEVICE")]

@@ -171,7 +171,10 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
 
 /// What the workers compute on.
 fn device(args: &TrainArgs) -> DeviceSpec {
-    let unsaid = if args.nproc_per_node == "gpu" { DeviceSpec::Cuda(None) } else { DeviceSpec::Cpu };
+    let unsaid = match args.nproc_per_node.as_deref() {
+        Some("gpu") => DeviceSpec::Cuda(None),
+        _ => DeviceSpec::Cpu,
+    };
     args.device.unwrap_or(unsaid)
 }
 
@@ -183,7 +186,15 @@ fn own_parts(args: &TrainArgs) -> Option<Vec<String>> {
 
 /// How many there are.
 fn worker_count(args: &TrainArgs, parts: Option<&[String]>) -> Result<usize> {
-    let (text, gpus) = (args.nproc_per_node.as_str(), device(args) == DeviceSpec::Cuda(None));
+    let device = device(args);
+    let gpus = device == DeviceSpec::Cuda(None);
+    let unsaid = match device {
+        DeviceSpec::Cpu => "2",
+        DeviceSpec::Cuda(None) => "gpu",
+        // More would share it, to no gain.
+        DeviceSpec::Cuda(Some(_)) => "1",
+    };
+    let text = args.nproc_per_node.as_deref().unwrap_or(unsaid);
     match text {
         "auto" if !gpus => Ok(cores()),
         "cpu" => Ok(cores()),

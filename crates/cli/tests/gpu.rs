@@ -74,7 +74,7 @@ fn a_worker_a_gpu_and_workers_on_one_have_the_losses_of_cpus() {
     let want = losses(&train(folder.path(), fake.folder(), &[]));
     let by_host = ["--nproc-per-node", "gpu", "--set", "parallel.between_gpus=host"];
     let by_nccl = ["--nproc-per-node", "gpu", "--set", "parallel.between_gpus=nccl"];
-    for args in [&by_nccl[..], &by_host, &["--device", "cuda:0"]] {
+    for args in [&by_nccl[..], &by_host, &["--nproc-per-node", "2", "--device", "cuda:0"]] {
         let out = train(folder.path(), fake.folder(), args);
         assert!(
             events(&out).iter().filter(|e| e["event"] == "step").all(|e| e["world_size"] == 2),
@@ -92,9 +92,10 @@ fn workers_that_share_out_a_model_have_the_losses_of_cpus() {
     let want = losses(&train(folder.path(), fake.folder(), &["--out", "cpu"]));
     let size = |out: &str| fs::metadata(folder.path().join(out).join("model.safetensors")).unwrap().len();
     for (stage, precision) in [("1", "float32"), ("2", "float32"), ("3", "float32"), ("3", "bfloat16")] {
-        for device in
-            [&["--nproc-per-node", "gpu", "--set", "parallel.between_gpus=nccl"][..], &["--device", "cuda:0"]]
-        {
+        for device in [
+            &["--nproc-per-node", "gpu", "--set", "parallel.between_gpus=nccl"][..],
+            &["--nproc-per-node", "2", "--device", "cuda:0"],
+        ] {
             let zero = format!("parallel.zero={stage}");
             let precision = format!("train.precision={precision}");
             let args = ["--strategy", "fsdp", "--set", &zero, "--set", &precision, "--out", "gpu"];
@@ -203,6 +204,14 @@ fn workers_are_as_many_as_gpus_and_parts_that_are_to_be_seen() {
         let mut command = command(folder.path(), fake.folder(), &["--nproc-per-node", "gpu", "--steps", "1"]);
         let out = command.env("CUDA_VISIBLE_DEVICES", visible).output().unwrap();
         assert_eq!(world_size(&out), want, "{visible}");
+    }
+    // Where nobody says how many, no two share one.
+    for (visible, device, want) in
+        [("1", "cuda", 1), ("1,0", "cuda", 2), ("1,0", "cuda:0", 1), ("0", "cpu", 2)]
+    {
+        let mut command = command(folder.path(), fake.folder(), &["--device", device, "--steps", "1"]);
+        let out = command.env("CUDA_VISIBLE_DEVICES", visible).output().unwrap();
+        assert_eq!(world_size(&out), want, "{visible}, {device}");
     }
     let mut three = command(folder.path(), fake.folder(), &["--device", "cuda", "--nproc-per-node", "3"]);
     refused(
