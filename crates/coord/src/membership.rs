@@ -241,7 +241,7 @@ impl Membership {
     /// A member has left the membership at hand and waits for the next.
     pub fn rejoin(&mut self, member: Member) -> Decision {
         if !self.all_go_on() {
-            let reason = "not all ranks can go on in place".into();
+            let reason = "the ranks that are left can't go on in place, so that all begin again".into();
             return Decision::Refuse { reason };
         }
         if let Some(worker) = self.workers.get_mut(&member) {

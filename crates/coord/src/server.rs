@@ -390,10 +390,12 @@ fn serve(
     generation: Generation,
     shared: &Shared,
 ) -> std::result::Result<(), String> {
+    // Who is refused says why, and whoever started it tells people.
     let refuse = |reason: String| {
-        say(stream, &ToWorker::Refused { reason: reason.clone() });
+        tracing::debug!("rank {rank} is refused: {reason}");
+        say(stream, &ToWorker::Refused { reason });
         let _ = stream.shutdown(Shutdown::Both);
-        Err(format!("rank {rank}: {reason}"))
+        Ok(())
     };
     // It may end as soon as it was heard, and its agent is to know why.
     let failed = |message: String, cause| {

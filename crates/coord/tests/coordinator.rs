@@ -130,7 +130,7 @@ fn a_member_that_cannot_go_on_without_another_is_told_to_have_followed_it() {
     assert_eq!(notices.recv_timeout(LIMIT).unwrap(), begun(0, &[0, 1]));
     // The first is there still, and has said nothing of going on.
     b.goes_on(GoesOn::WithThoseLeft).unwrap();
-    let why = "not all ranks can go on in place";
+    let why = "the ranks that are left can't go on in place, so that all begin again";
     let error = b.rejoin(&[], soon()).unwrap_err().to_string();
     assert!(error.contains(why), "{error}");
     let failed = Notice::Failed { rank: Rank(1), message: why.into(), cause: Cause::Other };
