@@ -1,16 +1,16 @@
 //! Small matrix products. The `gemm` crate takes fresh memory for its packed operands on every call, which a small product
-//! doesn't win back; this kernel packs one operand into a buffer of the device's cache and keeps a tile of the result in
+//! doesn't win back; this kernel packs both into buffers of the device's cache, as a tile of sums reads them, and keeps that in
 //! registers.
 
 use crate::cpu::gemm::{Into, Mat, work};
+use crate::cpu::lanes::{Lanes, MOST_LANES};
+use crate::cpu::tile::{Columns, VECTORS, add_columns, zeros};
 use crate::device::Device;
-use crate::dtype::Float;
 use crate::storage::Storage;
+use pulp::{Simd, WithSimd};
 
-/// Rows of a tile.
-const ROWS: usize = 6;
-/// Columns of a tile: one or two vectors.
-const COLS: usize = 16;
+/// Rows of a tile, at most, on a machine of 32 registers; half as many on others.
+const ROWS: usize = 8;
 /// Above this many multiply-adds the `gemm` crate is faster.
 const LARGEST: usize = 1 << 21;
 
@@ -20,7 +20,7 @@ pub(crate) fn takes(sizes: [usize; 3]) -> bool {
 }
 
 /// `dst (m, n) = a (m, k) b (k, n)`, with `dst` in rows of `n`; the rows are shared out over the threads.
-pub(crate) fn small_gemm<T: Float>(
+pub(crate) fn small_gemm<T: Lanes>(
     device: &Device,
     dst: &mut [T],
     [m, n, k]: [usize; 3],
@@ -28,48 +28,40 @@ pub(crate) fn small_gemm<T: Float>(
     b: Mat<'_, T>,
     into: Into,
 ) {
-    // b in panels of COLS columns, filled up with zeros: panel, row, column.
-    let panels = n.div_ceil(COLS);
-    let room = Storage::stale(device, panels * k * COLS * size_of::<T>());
+    let Columns { lanes, panel } = device.arch().dispatch(Columns::of::<T>());
+    // b in panels of columns, filled up with zeros to whole vectors: panel, row, column.
+    let room = Storage::stale(device, n.next_multiple_of(lanes) * k * size_of::<T>());
     {
         let mut packed = room.write::<T>();
-        let packed = &mut packed[..panels * k * COLS];
-        device.arch().dispatch(Pack { b, n, k, packed });
+        let packed = &mut packed[..n.next_multiple_of(lanes) * k];
+        device.arch().dispatch(|| pack_columns(b, [n, k], panel, packed));
     }
     let packed = room.read::<T>();
-    let packed = &packed[..panels * k * COLS];
+    let packed = &packed[..n.next_multiple_of(lanes) * k];
     let rows =
         crate::cpu::share(device, m * n * k).div_ceil((n * k).max(1)).clamp(1, m).next_multiple_of(ROWS);
     device.for_chunks(&mut dst[..m * n], rows * n, |i, dst| {
         let a = Mat { data: &a.data[i * rows * a.row..], ..a };
-        device.arch().dispatch(Product { dst, n, k, a, packed, into });
+        let room = Storage::stale(device, ROWS * k * size_of::<T>());
+        let strip = &mut room.write::<T>()[..ROWS * k];
+        device.arch().dispatch(Product { dst, n, k, a, packed, panel, strip, into });
     });
 }
 
-struct Pack<'a, T> {
-    b: Mat<'a, T>,
-    n: usize,
-    k: usize,
-    packed: &'a mut [T],
-}
-
-impl<T: Float> pulp::NullaryFnOnce for Pack<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn call(self) {
-        let Pack { b, n, k, packed } = self;
-        for (panel, to) in packed.chunks_exact_mut((k * COLS).max(1)).enumerate() {
-            let cols = COLS.min(n - panel * COLS);
-            for (row, to) in to.as_chunks_mut::<COLS>().0.iter_mut().enumerate() {
-                let start = row * b.row + panel * COLS * b.col;
-                if b.col == 1 && cols == COLS {
-                    to.copy_from_slice(&b.data[start..start + COLS]);
-                } else {
-                    to.fill(T::ZERO);
-                    to[..cols].iter_mut().enumerate().for_each(|(j, to)| *to = b.data[start + j * b.col]);
-                }
+/// `b` in panels of columns; the last one may be narrower.
+#[inline(always)]
+fn pack_columns<T: Lanes>(b: Mat<'_, T>, [n, k]: [usize; 2], panel: usize, packed: &mut [T]) {
+    for (i, to) in packed.chunks_mut(k * panel).enumerate() {
+        let (column, width) = (i * panel, to.len() / k);
+        let cols = width.min(n - column);
+        for (row, to) in to.chunks_exact_mut(width).enumerate() {
+            let start = row * b.row + column * b.col;
+            if b.col == 1 {
+                to[..cols].copy_from_slice(&b.data[start..start + cols]);
+            } else {
+                to[..cols].iter_mut().enumerate().for_each(|(j, to)| *to = b.data[start + j * b.col]);
             }
+            to[cols..].fill(T::ZERO);
         }
     }
 }
@@ -79,53 +71,76 @@ struct Product<'a, T> {
     n: usize,
     k: usize,
     a: Mat<'a, T>,
+    /// The columns of b, in panels of as many.
     packed: &'a [T],
+    panel: usize,
+    /// Room for the rows of a tile.
+    strip: &'a mut [T],
     into: Into,
 }
 
-impl<T: Float> pulp::NullaryFnOnce for Product<'_, T> {
+impl<T: Lanes> WithSimd for Product<'_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn call(self) {
-        let Product { dst, n, k, a, packed, into } = self;
-        let m = dst.len() / n.max(1);
-        for (panel, b) in packed.chunks_exact((k * COLS).max(1)).enumerate() {
-            let cols = COLS.min(n - panel * COLS);
-            for first in (0..m).step_by(ROWS) {
-                let rows = ROWS.min(m - first);
-                // A short last tile computes its last row again; only `rows` of them are kept.
-                let mut starts = [0; ROWS];
-                starts
-                    .iter_mut()
-                    .enumerate()
-                    .for_each(|(i, start)| *start = (first + i.min(rows - 1)) * a.row);
-                let sums = tile(a.data, starts, a.col, b);
-                for (i, sums) in sums.iter().enumerate().take(rows) {
-                    let to = &mut dst[(first + i) * n + panel * COLS..][..cols];
-                    match into {
-                        Into::Replace => to.copy_from_slice(&sums[..cols]),
-                        Into::Add => to.iter_mut().zip(sums).for_each(|(to, &sum)| *to += sum),
-                    }
+    fn with_simd<S: Simd>(self, simd: S) {
+        if S::REGISTER_COUNT >= 32 && self.dst.len() > self.n * (ROWS / 2) {
+            self.by_rows::<S, ROWS>(simd);
+        } else {
+            self.by_rows::<S, { ROWS / 2 }>(simd);
+        }
+    }
+}
+
+impl<T: Lanes> Product<'_, T> {
+    #[inline(always)]
+    fn by_rows<S: Simd, const R: usize>(self, simd: S) {
+        let Product { dst, n, k, a, packed, panel, strip, into } = self;
+        let lanes = T::lanes::<S>();
+        for (i, dst) in dst.chunks_mut(R * n).enumerate() {
+            let rows = dst.len() / n;
+            // A short last tile computes its last row again; only `rows` of them are kept.
+            for (p, to) in strip.as_chunks_mut::<R>().0.iter_mut().enumerate().take(k) {
+                for (j, to) in to.iter_mut().enumerate() {
+                    *to = a.data[(i * R + j.min(rows - 1)) * a.row + p * a.col];
+                }
+            }
+            for (column, b) in (0..n).step_by(panel).zip(packed.chunks(k * panel)) {
+                let to = Place { dst, n, columns: column..n.min(column + panel), into };
+                if b.len() > k * lanes {
+                    to.fill::<S, R, VECTORS>(simd, strip, b, k);
+                } else {
+                    to.fill::<S, R, 1>(simd, strip, b, k);
                 }
             }
         }
     }
 }
 
-/// `sum[i] = sum over p of a[starts[i] + p * step] * b[p]`.
-#[inline(always)]
-fn tile<T: Float>(a: &[T], starts: [usize; ROWS], step: usize, b: &[T]) -> [[T; COLS]; ROWS] {
-    let mut sums = [[T::ZERO; COLS]; ROWS];
-    for (p, b) in b.as_chunks::<COLS>().0.iter().enumerate() {
-        for (sums, start) in sums.iter_mut().zip(starts) {
-            let a = a[start + p * step];
-            for (s, &b) in sums.iter_mut().zip(b) {
-                *s = b.mul_add(a, *s);
+/// The place of a tile.
+struct Place<'a, T> {
+    dst: &'a mut [T],
+    n: usize,
+    columns: std::ops::Range<usize>,
+    into: Into,
+}
+
+impl<T: Lanes> Place<'_, T> {
+    /// `sum over p of strip[p] b[p]`.
+    #[inline(always)]
+    fn fill<S: Simd, const R: usize, const V: usize>(self, simd: S, strip: &[T], b: &[T], k: usize) {
+        let mut sums = zeros::<T, S, R, V>(simd);
+        add_columns::<T, S, R, V>(simd, &mut sums, (strip, R), (b, V * T::lanes::<S>()), k);
+        for (row, sums) in self.dst.chunks_exact_mut(self.n).zip(&sums) {
+            let mut found = [T::ZERO; VECTORS * MOST_LANES];
+            T::vectors_mut::<S>(&mut found)[..V].copy_from_slice(sums);
+            let to = &mut row[self.columns.clone()];
+            match self.into {
+                Into::Replace => to.copy_from_slice(&found[..to.len()]),
+                Into::Add => to.iter_mut().zip(found).for_each(|(to, sum)| *to += sum),
             }
         }
     }
-    sums
 }
 
 #[cfg(test)]
