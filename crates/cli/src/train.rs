@@ -114,8 +114,12 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
     recipe.check_workers(workers).map_err(|error| WrongUsage(error.to_string()))?;
     let shards = recipe.parallel.logical_shards;
     if let Some(shards) = shards.filter(|&shards| shards < workers) {
+        let asked = match &args.nproc_per_node {
+            Some(_) => format!("--nproc-per-node {workers}"),
+            None => format!("{workers} workers"),
+        };
         let error = format!(
-            "--nproc-per-node {workers}: each worker needs a logical shard, of which there are {shards}\nhint: take {workers} or more shards, or fewer workers"
+            "{asked}: each worker needs a logical shard, of which there are {shards}\nhint: take {workers} or more shards, or fewer workers (--nproc-per-node {shards})"
         );
         return Err(WrongUsage(error).into());
     }

@@ -207,7 +207,7 @@ fn workers_are_as_many_as_gpus_and_parts_that_are_to_be_seen() {
     }
     // Where nobody says how many, no two share one.
     for (visible, device, want) in
-        [("1", "cuda", 1), ("1,0", "cuda", 2), ("1,0", "cuda:0", 1), ("0", "cpu", 2)]
+        [("1", "cuda", 1), ("1,0", "cuda", 2), (parts, "cuda", 2), ("1,0", "cuda:0", 1), ("0", "cpu", 2)]
     {
         let mut command = command(folder.path(), fake.folder(), &["--device", device, "--steps", "1"]);
         let out = command.env("CUDA_VISIBLE_DEVICES", visible).output().unwrap();

@@ -190,7 +190,7 @@ __device__ inline u8 bits_of(const Pack<WIDE, T> &out) {
 }
 
 // `plus`, weight and bias may be null, and so may `bits`: a byte for each WIDE neighbours, which the gradient reads in the place of the
-// output. Then `width` is a multiple of WIDE.
+// output. Where there are bits, `width` has to be a multiple of WIDE.
 extern "C" __global__ void batch_normalise(const T *x, const float *means, const float *scales, const float *weight, const float *bias,
                                            const T *plus, T *out, u8 *bits, i64 rows, i64 width, i64 relu) {
     const auto known = [=](auto few, i64 c) {

@@ -360,7 +360,13 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             };
             let grad_plus = of_plus.inspect(|out| match mask {
                 _ if grad_x.is_some() => {}
-                Some(mask) => kernel::elementwise::unary_gradient(Unary::Relu, mask, &grad, out),
+                Some(mask) => {
+                    debug_assert!(
+                        mask.dtype == grad.dtype,
+                        "batch_norm: bits where no input wants a gradient"
+                    );
+                    kernel::elementwise::unary_gradient(Unary::Relu, mask, &grad, out);
+                }
                 None => out.copy_from(&grad),
             });
             of([grad_x, wanted.wants(1).then_some(grad_w), wanted.wants(2).then_some(grad_b), grad_plus])

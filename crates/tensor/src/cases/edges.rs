@@ -115,6 +115,19 @@ pub fn gradients_go_where_pytorchs_go_at_nan_zero_and_ties(device: &Device) {
             assert_eq!([passed(given), passed(own)], [3.0, 4.0], "{what} of {shape:?}");
         }
     }
+    // Many such, of which a GPU keeps bits.
+    let x = t(&[1.0, NAN, 2.0, -3.0].repeat(525 * 8), &[525, 8, 2, 2]).requires_grad();
+    let (of_all, zeros) = (
+        |value| Tensor::full(device, [8], value, DType::F32),
+        Tensor::zeros(device, [525, 8, 2, 2], DType::F32),
+    );
+    for then in [Then::Relu, Then::AddRelu(&zeros)] {
+        let (weight, bias) = (of_all(1.0), of_all(0.0).requires_grad());
+        let stats = ChannelStats { mean: of_all(0.0), variance: of_all(1.0) };
+        let y = x.batch_norm_with(&stats, Some(&weight), Some(&bias), 1e-5, then);
+        let passed = y.sum_all().backward().get(&bias).unwrap().to_vec::<f32>();
+        assert_eq!(passed, [3.0 * 525.0; 8], "{then:?}");
+    }
 
     let some = [1.0, NAN, 2.0, NAN, 3.0, 4.0, NAN, 5.0, 0.0, 0.0, 0.0, 0.0, 0.0, NAN, NAN, 0.0];
     let square = |kernel: usize, stride: usize, padding: usize| PoolOptions {

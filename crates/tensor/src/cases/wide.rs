@@ -52,16 +52,20 @@ pub fn images_of_many_channels(c: &impl Check) {
         c.check(&[&[2, 16, 9, 8], &[24, 16, 3, 3], &[24]], |x| x[0].conv2d(&x[1], Some(&x[2]), options));
     }
     c.check(&[&[2, 32, 5, 6], &[16, 32, 1, 1]], |x| x[0].conv2d(&x[1], None, Conv2dOptions::default()));
-    // Up to 2048 values a channel, and more; channels in groups of 16, and such as leave some over. What is far above zero is cut by no ReLU,
-    // however a type rounds it: of so many numbers some would be on its edge.
-    for (shape, above) in [([4, 16, 5, 5], 0.0), ([3, 17, 4, 4], 0.0), ([8, 24, 17, 17], 4.0)] {
+    // Up to 2048 values a channel, and more; channels in groups of 16, and such as leave some over. Of many numbers those of a channel are far
+    // above or far below zero, in turns, where a ReLU does the same however a type rounds them: some would be on its edge.
+    for (shape, far) in [([4, 16, 5, 5], 0.0), ([3, 17, 4, 4], 0.0), ([8, 24, 17, 17], 4.0)] {
         let channels = [shape[1]];
+        let moved = |bias: &Tensor| {
+            let by: Vec<f32> = (0..shape[1]).map(|c| if c % 3 == 0 { far } else { -far }).collect();
+            bias + Tensor::from_slice(bias.device(), &by, channels).cast(bias.dtype())
+        };
         c.check(&[&shape, &channels, &channels], |x| {
-            let bias = &x[2] + above;
+            let bias = moved(&x[2]);
             in_pixels(&x[0]).batch_norm(Some(&x[1]), Some(&bias), 1e-5, Then::Relu, None, None).out
         });
         c.check(&[&shape, &channels, &channels, &shape], |x| {
-            let bias = &x[2] + above;
+            let bias = moved(&x[2]);
             x[0].batch_norm(Some(&x[1]), Some(&bias), 1e-5, Then::AddRelu(&x[3]), None, None).out
         });
     }

@@ -396,6 +396,7 @@ pub(crate) fn gradients_of_sum(
         unsafe { engine.launch("batch_gradients_found", rows(channels, n_pieces), &args) };
         return input_gradient_by(engine, x, mean, grad, mask, &factors, outputs);
     };
+    debug_assert!(mask.is_none_or(|mask| mask.dtype == x.dtype), "batch_norm: bits of what a block holds");
     let (out, plus) = (Arg::Out(outputs.0), out_or_null(outputs.1));
     let written = [Some(outputs.0), outputs.1];
     let (grad, more) = (read_where_written(Some(grad.0), written), read_where_written(grad.1, written));
@@ -403,7 +404,7 @@ pub(crate) fn gradients_of_sum(
     let [a, b] = [n, channels].map(Arg::Int);
     let inputs = [x, grad, more, mask, mean_in, scale_in, weight];
     let args = [&inputs[..], &[out, plus, of_weight, of_bias, factors_out, a, b, count]].concat();
-    // SAFETY: input, gradients and mask have n rows of channels in one order; there are three factors and one of all else for each
-    // channel. Of what lies in one place the block that has its channel has made its sums, and a thread reads, before it writes.
+    // SAFETY: input, gradients and mask, which is the output, have n rows of channels in one order, since `room_for_bits` has none for
+    // what a block holds; there are three factors and one of all else for each channel. Of what lies in one place the block that has its channel has made its sums, and a thread reads, before it writes.
     unsafe { engine.launch("batch_whole_gradient", work, &args) }
 }

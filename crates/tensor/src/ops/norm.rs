@@ -258,7 +258,7 @@ impl Tensor {
         let scale = Tensor::stale(self.device(), [channels].into(), self.dtype.wide());
         let (mean, variance) = (mean.contiguous(), variance.contiguous());
         let relu = !matches!(then, Then::Nothing);
-        // A part of the graph without a gradient of its input has none of what was added either but by the output itself.
+        // Where the input needs no gradient, that of what was added is made of the output itself, which is kept then.
         let bits = match self.device().backend() {
             Backend::Gpu(_) if relu && graph::records(&[self]) => gpu::batch_norm::room_for_bits(self),
             _ => None,

@@ -3,7 +3,8 @@
 use crate::rig::rig;
 use phalanx_tensor::cases::{self, Check, edges};
 use phalanx_tensor::{
-    Conv2dOptions, DType, Device, DropoutKey, Factors, Keep, PoolOptions, Running, SumOverBatch, Tensor, Then,
+    ChannelStats, Conv2dOptions, DType, Device, DropoutKey, Factors, Keep, PoolOptions, Running,
+    SumOverBatch, Tensor, Then,
 };
 use std::sync::Arc;
 
@@ -252,6 +253,19 @@ fn a_batch_norm_gets_the_gradients_of_all_that_use_it() {
             });
         }
     }
+    // By statistics that are given, and those of a batch that others have a part of.
+    let alone: SumOverBatch = Arc::new(|numbers| numbers);
+    for size in [[2, 6, 3, 5], [11, 8, 20, 21]] {
+        let shapes: [&[usize]; 4] = [&size, &size[1..2], &size[1..2], &size];
+        rig.check(&shapes, |x| {
+            x[0].batch_norm(Some(&x[1]), Some(&x[2]), 1e-5, Then::AddRelu(&x[3]), Some(&alone), None).out
+        });
+        rig.check(&shapes, |x| {
+            let of = |value: f64| Tensor::full(x[0].device(), [size[1]], value, x[0].dtype());
+            let stats = ChannelStats { mean: of(0.25), variance: of(1.5) };
+            x[0].batch_norm_with(&stats, Some(&x[1]), Some(&x[2]), 1e-5, Then::AddRelu(&x[3]))
+        });
+    }
     for (i, (how, sums)) in uses.into_iter().enumerate() {
         // Of a driver that has logged nothing before.
         let Some(rig) = crate::rig::rig(9) else { return };
@@ -290,6 +304,20 @@ fn the_gradient_of_logits_goes_where_they_lie_if_nobody_else_has_them() {
     let ((alone, of_alone), (beside, of_beside)) = (gradients(false), gradients(true));
     assert!(alone < 0.5 && (1.0..1.5).contains(&beside), "{alone} and {beside} times the scores");
     assert!(of_alone == of_beside && of_alone.iter().flatten().any(|&g| g != 0.0));
+    // Of others that are no more needed than here, whose makers keep them, or that lie in one buffer, or are used twice.
+    let labels = |x: &Tensor| Tensor::from_slice(x.device(), &[3i64, 0, 8, 5, 2, 1, 7], [7]);
+    rig.check(&[&[7, 5], &[5, 9]], |x| x[0].matmul(&x[1]).cross_entropy(&labels(&x[0]), 0.0));
+    rig.check(&[&[7, 5], &[5, 9]], |x| x[0].matmul(&x[1]).tanh().cross_entropy(&labels(&x[0]), 0.1));
+    rig.check(&[&[14, 5], &[5, 9]], |x| {
+        let scores = x[0].matmul(&x[1]);
+        let [first, last] = [0, 7].map(|from| scores.narrow(0, from, 7).cross_entropy(&labels(&x[0]), 0.0));
+        first + last * 2.0
+    });
+    rig.check(&[&[7, 5], &[5, 9]], |x| {
+        let scores = x[0].matmul(&x[1]);
+        let losses = [0.0, 0.2].map(|smoothing| scores.cross_entropy(&labels(&x[0]), smoothing));
+        &losses[0] * &losses[1]
+    });
 }
 
 #[test]
