@@ -52,8 +52,8 @@ pub fn images_of_many_channels(c: &impl Check) {
         c.check(&[&[2, 16, 9, 8], &[24, 16, 3, 3], &[24]], |x| x[0].conv2d(&x[1], Some(&x[2]), options));
     }
     c.check(&[&[2, 32, 5, 6], &[16, 32, 1, 1]], |x| x[0].conv2d(&x[1], None, Conv2dOptions::default()));
-    // Up to 2048 values a channel, and more; channels in groups of 16, and such as leave some over. Of many numbers those of a channel are far
-    // above or far below zero, in turns, where a ReLU does the same however a type rounds them: some would be on its edge.
+    // Up to 2048 values a channel, and more; channels in groups of 16, and such as leave some over. Of many numbers those of a channel are
+    // far above or far below zero, in turns, where a ReLU does the same however a type rounds them: some would be on its edge.
     for (shape, far) in [([4, 16, 5, 5], 0.0), ([3, 17, 4, 4], 0.0), ([8, 24, 17, 17], 4.0)] {
         let channels = [shape[1]];
         let moved = |bias: &Tensor| {

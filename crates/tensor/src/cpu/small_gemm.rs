@@ -4,7 +4,7 @@
 
 use crate::cpu::gemm::{Into, Mat, work};
 use crate::cpu::lanes::{Lanes, MOST_LANES};
-use crate::cpu::tile::{Columns, VECTORS, add_columns, zeros};
+use crate::cpu::tile::{Columns, VECTORS, add_columns, starts, zeros};
 use crate::device::Device;
 use crate::storage::Storage;
 use pulp::{Simd, WithSimd};
@@ -30,14 +30,15 @@ pub(crate) fn small_gemm<T: Lanes>(
 ) {
     let Columns { lanes, panel } = device.arch().dispatch(Columns::of::<T>());
     // b in panels of columns, filled up with zeros to whole vectors: panel, row, column.
-    let room = Storage::stale(device, n.next_multiple_of(lanes) * k * size_of::<T>());
+    let held = n.next_multiple_of(lanes) * k;
+    let room = Storage::stale(device, held * size_of::<T>());
     {
         let mut packed = room.write::<T>();
-        let packed = &mut packed[..n.next_multiple_of(lanes) * k];
+        let packed = &mut packed[..held];
         device.arch().dispatch(|| pack_columns(b, [n, k], panel, packed));
     }
     let packed = room.read::<T>();
-    let packed = &packed[..n.next_multiple_of(lanes) * k];
+    let packed = &packed[..held];
     let rows =
         crate::cpu::share(device, m * n * k).div_ceil((n * k).max(1)).clamp(1, m).next_multiple_of(ROWS);
     device.for_chunks(&mut dst[..m * n], rows * n, |i, dst| {
@@ -96,13 +97,12 @@ impl<T: Lanes> Product<'_, T> {
     #[inline(always)]
     fn by_rows<S: Simd, const R: usize>(self, simd: S) {
         let Product { dst, n, k, a, packed, panel, strip, into } = self;
-        let lanes = T::lanes::<S>();
+        let (lanes, m) = (T::lanes::<S>(), dst.len() / n);
         for (i, dst) in dst.chunks_mut(R * n).enumerate() {
-            let rows = dst.len() / n;
-            // A short last tile computes its last row again; only `rows` of them are kept.
+            let starts = starts::<R>(i * R, m, a.row);
             for (p, to) in strip.as_chunks_mut::<R>().0.iter_mut().enumerate().take(k) {
-                for (j, to) in to.iter_mut().enumerate() {
-                    *to = a.data[(i * R + j.min(rows - 1)) * a.row + p * a.col];
+                for (to, start) in to.iter_mut().zip(starts) {
+                    *to = a.data[start + p * a.col];
                 }
             }
             for (column, b) in (0..n).step_by(panel).zip(packed.chunks(k * panel)) {

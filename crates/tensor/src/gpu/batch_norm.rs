@@ -405,6 +405,7 @@ pub(crate) fn gradients_of_sum(
     let inputs = [x, grad, more, mask, mean_in, scale_in, weight];
     let args = [&inputs[..], &[out, plus, of_weight, of_bias, factors_out, a, b, count]].concat();
     // SAFETY: input, gradients and mask, which is the output, have n rows of channels in one order, since `room_for_bits` has none for
-    // what a block holds; there are three factors and one of all else for each channel. Of what lies in one place the block that has its channel has made its sums, and a thread reads, before it writes.
+    // what a block holds; there are three factors and one of all else for each channel. Of what lies in one place the block that has its
+    // channel has made its sums, and a thread reads, before it writes.
     unsafe { engine.launch("batch_whole_gradient", work, &args) }
 }
