@@ -3,9 +3,9 @@
 mod ranks;
 
 use phalanx_comm::{Complex, Deadline, Element, Error, Group, Rank, ReduceOp, bf16};
-use ranks::{LIMIT, on_all};
-use std::sync::{Arc, Barrier};
-use std::time::Duration;
+use ranks::{LIMIT, meeting::Meeting, on_all};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Lengths of the slices of a batch: nothing, small ones that are packed, and one that isn't.
 const LENGTHS: [usize; 5] = [0, 1, 3, 500, 9000];
@@ -176,23 +176,31 @@ fn a_batch_that_nobody_waits_for_runs_on_and_its_buffers_are_freed() {
     });
 }
 
-/// Starts two large sums as one batch; the last rank takes part in the first of them only, and then does `otherwise`. What comes
-/// of it at the others, and what the other ranks' history says of both.
+/// Starts two large sums as one batch; the last rank takes part in the first of them only, and does `otherwise` once it is done on
+/// all ranks. What comes of it at the others, and what the other ranks' history says of both.
 fn cut_off(otherwise: impl Fn(&Group) + Sync, limit: Duration, check: impl Fn(&Error) + Sync) {
     for n in 2..=5 {
         // Of each of the transports.
-        let given_up = Barrier::new(n);
+        let (first_is_done, given_up) = (Meeting::of(n), Meeting::of(n));
         on_all(n, |group| {
             let alive = Arc::new(());
             if group.rank().index() == n - 1 {
                 group.all_reduce(&mut [1.0f32; 9000], ReduceOp::Sum).unwrap();
+                first_is_done.wait();
                 otherwise(&group);
             } else {
                 let mut batch = group.owned_batch();
                 for len in [9000, 9001] {
                     batch.all_reduce(Counted(vec![1.0; len], Arc::clone(&alive)), ReduceOp::Sum);
                 }
-                let error = batch.start().wait(Deadline::after(limit)).err().unwrap();
+                let mut both = batch.start();
+                let began = Instant::now();
+                while group.history().first().is_none_or(|first| first.took.is_none()) {
+                    assert!(!both.poll() && began.elapsed() < LIMIT, "{:?}", group.history());
+                    std::thread::yield_now();
+                }
+                first_is_done.wait();
+                let error = both.wait(Deadline::after(limit)).err().unwrap();
                 check(&error);
                 assert_eq!(Arc::strong_count(&alive), 1, "a group that failed holds no buffers");
                 let done: Vec<bool> =

@@ -9,7 +9,7 @@ use phalanx_comm::{
     Source,
 };
 use phalanx_wire::{Hello, Side, Socket, handshake};
-use ranks::{BINDS, Bind, HOST, LIMIT, connected, on_all, tls};
+use ranks::{BINDS, Bind, HOST, LIMIT, connected, meeting::Meeting, on_all, tls};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::linux::net::SocketAddrExt;
@@ -180,7 +180,7 @@ fn ranks_that_name_different_roots_say_so_at_once() {
 fn a_missing_rank_is_named_when_the_deadline_passes() {
     let groups = Group::threads(3);
     let groups: Vec<Group> = groups.into_iter().map(|g| g.with_timeout(Duration::from_millis(200))).collect();
-    let both = std::sync::Barrier::new(2);
+    let both = Meeting::of(2);
     std::thread::scope(|scope| {
         for group in &groups[..2] {
             scope.spawn(|| {
@@ -208,7 +208,7 @@ fn a_missing_rank_is_named_when_the_deadline_passes() {
 
 #[test]
 fn an_error_tells_what_the_late_ones_did_last_and_the_history_tells_the_rest() {
-    let (leave, go) = (std::sync::Barrier::new(3), &std::sync::Barrier::new(3));
+    let (leave, go) = (Meeting::of(3), &Meeting::of(3));
     std::thread::scope(|scope| {
         for group in Group::threads(3) {
             let leave = &leave;

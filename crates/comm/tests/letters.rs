@@ -3,13 +3,12 @@
 mod ranks;
 
 use phalanx_comm::{Deadline, Endpoint, Group, Rank, ReduceOp, Source, Work};
-use ranks::{LIMIT, connected, on_all};
-use std::sync::Barrier;
+use ranks::{LIMIT, connected, meeting::Meeting, on_all};
 use std::time::{Duration, Instant};
 
 #[test]
 fn a_sender_that_dies_in_the_middle_of_a_message_is_noticed_at_once() {
-    let begun = Barrier::new(2);
+    let begun = Meeting::of(2);
     on_all(2, |group| {
         if group.rank() == Rank(0) {
             // Dropped with the group when only a part has gone: nobody takes any of it until then.
@@ -29,7 +28,7 @@ fn a_sender_that_dies_in_the_middle_of_a_message_is_noticed_at_once() {
 fn a_long_letter_is_gone_at_once_where_memory_is_shared() {
     const LEN: u32 = 300_000;
     let letter = |n: u32| -> Vec<u32> { (0..LEN).map(|i| i * 7 + n).collect() };
-    let all_sent = Barrier::new(2);
+    let all_sent = Meeting::of(2);
     connected(
         Endpoint::bind,
         2,

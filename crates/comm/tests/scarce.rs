@@ -1,5 +1,9 @@
 //! A process that has no descriptors left. Such a limit is the process's, so these tests have one to themselves, by turns.
 
+#[path = "ranks/meeting.rs"]
+mod meeting;
+
+use meeting::Meeting;
 use nix::sys::resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, connect, socket};
 use nix::sys::time::TimeValLike;
@@ -8,7 +12,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::mpsc::channel;
-use std::sync::{Barrier, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 const WHILE: Duration = Duration::from_millis(400);
@@ -72,7 +76,7 @@ fn a_rank_without_descriptors_waits_for_some_and_then_blames_itself() {
     let endpoints: Vec<Endpoint> =
         (0..4).map(|_| Endpoint::tcp(Ipv4Addr::LOCALHOST.into()).unwrap()).collect();
     let peers: Vec<_> = endpoints.iter().map(Endpoint::address).collect();
-    let are_done = Barrier::new(4);
+    let are_done = Meeting::of(4);
     let rank = |rank: usize, endpoint: Endpoint| {
         let (rank, peers, secret) = (Rank(rank as u32), peers.clone(), Secret::from_bytes([7; 32]));
         let config = GroupConfig { rank, generation: Generation(1), secret, endpoint, peers, timeout: LIMIT };

@@ -3,7 +3,7 @@
 mod ranks;
 
 use phalanx_comm::{Buffer, Deadline, Endpoint, Error, Generation, Group, Rank, ReduceOp, Shared, bf16};
-use ranks::{BINDS, LIMIT, connected, on_all};
+use ranks::{BINDS, LIMIT, connected, meeting::Meeting, on_all};
 use std::time::Duration;
 
 /// How the last operation of a group was carried out.
@@ -194,7 +194,7 @@ fn a_rank_that_has_no_memory_says_so_to_all() {
 
 #[test]
 fn survivors_go_on_in_memory_of_their_own() {
-    let summed = std::sync::Barrier::new(3);
+    let summed = Meeting::of(3);
     connected(
         Endpoint::bind,
         3,

@@ -3,8 +3,7 @@
 mod ranks;
 
 use phalanx_comm::{Error, Group, Rank, ReduceOp};
-use ranks::{LIMIT, on_all};
-use std::sync::Barrier;
+use ranks::{LIMIT, meeting::Meeting, on_all};
 use std::time::Instant;
 
 /// The next operation of a rank, which fails.
@@ -42,7 +41,7 @@ fn every_rank_blames_the_one_that_was_lost_whatever_is_under_way() {
 
 #[test]
 fn an_abort_is_told_in_the_middle_of_a_message() {
-    let meet = Barrier::new(3);
+    let meet = Meeting::of(3);
     on_all(3, |group| {
         let rank = group.rank();
         if rank == Rank(1) {

@@ -1,5 +1,9 @@
 //! DDP against the plain run, over threads.
 
+#[path = "../../comm/tests/ranks/meeting.rs"]
+mod meeting;
+
+use meeting::Meeting;
 use phalanx_comm::{Deadline, Endpoint, Generation, Group, GroupConfig, Rank, Secret};
 use phalanx_nn::optim::{Optimizer, Sgd};
 use phalanx_nn::{Ctx, Init, Linear, Module, Param, Parameters, Visitor, models::MnistNet};
@@ -313,7 +317,7 @@ fn gradients_that_are_shared_anew_are_summed_where_they_now_are() {
 
 #[test]
 fn a_rank_that_leaves_is_an_error_on_the_others_and_no_hang() {
-    let all_stepped = std::sync::Barrier::new(3);
+    let all_stepped = Meeting::of(3);
     let results = on_ranks(3, |group| {
         let mut model = Paths::new();
         let parameters = Parameters::build(&mut model, &Device::cpu(1), 0);

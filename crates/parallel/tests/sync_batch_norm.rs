@@ -1,5 +1,9 @@
 //! Batch norm over the batch of all ranks: any number of them, however uneven their parts, trains as one would.
 
+#[path = "../../comm/tests/ranks/meeting.rs"]
+mod meeting;
+
+use meeting::Meeting;
 use phalanx_comm::Group;
 use phalanx_nn::optim::{Optimizer, Sgd};
 use phalanx_nn::{
@@ -93,7 +97,7 @@ fn each_rank_for_itself_is_another_thing() {
 fn left_alone(net: fn() -> Sequential, images: [usize; 4]) -> Error {
     let mut groups = Group::threads(2);
     let leaving = groups.pop().unwrap();
-    let (device, prepared) = (Device::cpu(1), std::sync::Barrier::new(2));
+    let (device, prepared) = (Device::cpu(1), Meeting::of(2));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut net = net();

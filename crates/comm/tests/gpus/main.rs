@@ -1,8 +1,11 @@
 //! Groups over NCCL: ranks as threads with a fake GPU each, whose streams do what they are given as late as events allow. Where
 //! there is no C++ compiler, tests say so and pass.
 
+#[path = "../ranks/meeting.rs"]
+mod meeting;
 mod operations;
 
+use meeting::Meeting;
 use phalanx_comm::{Deadline, Error, GpuGroup, Group, Rank, ReduceOp, Trail, Unfit, Via};
 use phalanx_fake_cuda::FakeCuda;
 use phalanx_tensor::{Arena, DType, Device, GpuOptions, GpuSpan, Layout, Tensor};
@@ -56,7 +59,7 @@ impl OnGpu {
 
 /// Runs `f` on so many ranks with a GPU each, which holds `n` numbers of the rank's own; gives what they give, by rank.
 fn ranks<R: Send>(fake: &FakeCuda, ranks: usize, n: usize, f: impl Fn(OnGpu) -> R + Sync) -> Vec<R> {
-    let (f, all_joined) = (&f, std::sync::Barrier::new(ranks));
+    let (f, all_joined) = (&f, Meeting::of(ranks));
     std::thread::scope(|scope| {
         let run = |group: Group| {
             let device = device(fake, group.rank().index());

@@ -1,5 +1,8 @@
 //! Groups for tests: of threads, and as processes make them.
 
+pub(crate) mod meeting;
+
+use meeting::Meeting;
 use phalanx_comm::{Endpoint, Error, Generation, Group, GroupConfig, PeerAddress, Rank, Secret};
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -42,7 +45,7 @@ pub(crate) fn connected(
     let endpoints: Vec<Endpoint> = (0..n).map(|_| bind(HOST).unwrap()).collect();
     let peers: Vec<_> = endpoints.iter().map(Endpoint::address).collect();
     meanwhile(&peers);
-    let all_connected = std::sync::Barrier::new(n);
+    let all_connected = Meeting::of(n);
     std::thread::scope(|scope| {
         for (rank, endpoint) in endpoints.into_iter().enumerate() {
             let (secret, peers, f, all_connected) = (secret.clone(), peers.clone(), &f, &all_connected);
