@@ -9,8 +9,10 @@ struct Framing {
     // Height and width of the bytes, and of the image.
     i64 from[2];
     i64 to[2];
-    // Row and column of the bytes that the image begins with, where no crop moves it. Beyond the bytes they count as 0.
+    // Row and column of the bytes that the image begins with, where no crop moves it.
     i64 corner[2];
+    // Whether the bytes are seen reflected beyond their border; if not, they count as 0 there.
+    i64 reflects;
     // How many rows further down, and columns to the right, a random crop may begin, and its place among the draws.
     i64 crop[2];
     i64 crop_place;
@@ -31,6 +33,15 @@ __device__ inline Words draw(const i64 *words, i64 sample, i64 place) {
 }
 
 __device__ inline i64 below(u32 word, i64 n) { return (i64)((u64)word * (u64)n >> 32); }
+
+// Which of `n` rows or columns is seen at a place before, among or behind them; -1 where none is.
+__device__ inline i64 seen_at(i64 place, i64 n, bool reflects) {
+    if (place >= 0 && place < n) return place;
+    if (!reflects) return -1;
+    if (n == 1) return 0;
+    const i64 period = 2 * (n - 1), there = (place % period + period) % period;
+    return there < n ? there : period - there;
+}
 
 // Image `i` of `n` from sample `words[2 + i]`, of which there are so many; `table` has a number for each byte of each channel. One that
 // isn't there is NaN.
@@ -60,14 +71,14 @@ extern "C" __global__ void sample_images(const u8 *bytes, const i64 *words, cons
             const i64 channel = how.channels_last ? e % how.channels : e / pixels;
             const i64 pixel = how.channels_last ? e / how.channels : e % pixels;
             const i64 y = pixel / width, x = pixel % width;
-            const i64 row = top + y, column = left + (mirrored ? width - 1 - x : x);
             float value = 0.0f;
             if (!is_there) {
                 value = NAN_F;
             } else if (!(y >= rows[0] && y < rows[1] && x >= columns[0] && x < columns[1])) {
-                const bool inside = row >= 0 && row < how.from[0] && column >= 0 && column < how.from[1];
+                const i64 row = seen_at(top + y, how.from[0], how.reflects);
+                const i64 column = seen_at(left + (mirrored ? width - 1 - x : x), how.from[1], how.reflects);
                 const i64 plane = at * how.channels + channel;
-                const u8 byte = inside ? bytes[(plane * how.from[0] + row) * how.from[1] + column] : (u8)0;
+                const u8 byte = row >= 0 && column >= 0 ? bytes[(plane * how.from[0] + row) * how.from[1] + column] : (u8)0;
                 value = table[channel * 256 + byte];
             }
             out[i * size + e] = stored(value);

@@ -9,8 +9,10 @@ pub struct Framing {
     pub from: [usize; 2],
     /// Pixels of the image.
     pub to: [usize; 2],
-    /// Row and column of the bytes that the image begins with, where no crop moves it. Beyond the bytes they count as 0.
+    /// Row and column of the bytes that the image begins with, where no crop moves it.
     pub corner: [i64; 2],
+    /// Whether the bytes are seen reflected beyond their border; if not, they count as 0 there.
+    pub reflects: bool,
     /// How many places there are for a random crop, down and to the right; 1 leaves it where it is.
     pub crop: [usize; 2],
     /// The place of the crop among a sample's draws.
@@ -31,14 +33,16 @@ pub struct Framing {
 
 impl Framing {
     /// How many bytes a launch hands over.
-    pub const BYTES: usize = 16 * size_of::<i64>();
+    pub const BYTES: usize = 17 * size_of::<i64>();
 
     /// The bytes that a launch hands over.
     pub fn to_bytes(&self) -> [u8; Framing::BYTES] {
         let [from, to, crop] = [self.from, self.to, self.crop].map(|pair| pair.map(|number| number as i64));
         let numbers = [self.channels as i64]
             .into_iter()
-            .chain([from, to, self.corner, crop].into_iter().flatten())
+            .chain([from, to, self.corner].into_iter().flatten())
+            .chain([i64::from(self.reflects)])
+            .chain(crop)
             .chain([
                 i64::from(self.crop_place),
                 self.flip_below as i64,
@@ -67,6 +71,7 @@ mod tests {
             from: [3, 4],
             to: [5, 6],
             corner: [-7, -8],
+            reflects: true,
             crop: [9, 10],
             crop_place: 11,
             flip_below: 12,
@@ -76,7 +81,7 @@ mod tests {
             channels_last: false,
             by_number: true,
         };
-        let want = [2i64, 3, 4, 5, 6, -7, -8, 9, 10, 11, 12, 13, 14, 15, 0, 1];
+        let want = [2i64, 3, 4, 5, 6, -7, -8, 1, 9, 10, 11, 12, 13, 14, 15, 0, 1];
         let bytes = want.into_iter().flat_map(i64::to_ne_bytes).collect::<Vec<u8>>();
         assert_eq!(framing.to_bytes().to_vec(), bytes);
     }

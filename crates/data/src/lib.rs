@@ -78,6 +78,7 @@ pub use loader::{Batches, Loader, LoaderOptions};
 pub use mnist::{Mnist, Part, Scaling};
 pub use open::{Pixels, Split, Targets, View, open};
 pub use order::{Order, Permutation};
+pub use phalanx_tensor::Border;
 pub use pictures::{BadImages, Pictures};
 pub use places::{Location, Network, Places};
 pub use progress::{FetchEvent, Progress, Silent};

@@ -205,6 +205,7 @@ mod tests {
     use crate::pictures::{BadImages, Pictures};
     use crate::text::Text;
     use crate::transform::{Jitter, Normalise, Pipeline, Transform};
+    use phalanx_tensor::Border;
 
     /// Batches of two epochs from all samples, and from the bytes of each, have the bits of the data set's own.
     fn check(what: &str, dataset: &dyn Dataset, is_kept: bool) {
@@ -260,13 +261,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         write_synthetic_cifar(folder.path(), CifarSet::Ten, 6).unwrap();
         use Transform::{CentreCrop, Flip, RandomCrop, RandomResizedCrop, Resize};
-        let crop = RandomCrop { padding: 4, size: [32, 32] };
+        let crop = RandomCrop { padding: 4, border: Border::Black, size: [32, 32] };
+        let reflected = RandomCrop { padding: 4, border: Border::Reflect, size: [32, 32] };
+        let cut = RandomCrop { padding: 0, border: Border::Black, size: [20, 27] };
         let piece = RandomResizedCrop { size: [16, 16], area: (0.2, 1.0), ratio: (0.75, 4.0 / 3.0) };
         let jitter = Transform::Jitter(Jitter { brightness: 0.4, ..Jitter::default() });
-        let rows: [(&[Transform], usize, bool); 9] = [
+        let rows: [(&[Transform], usize, bool); 10] = [
             (&[], 0, true),
             (&[crop, Flip { chance: 0.5 }], 8, true),
-            (&[Resize([32, 32]), RandomCrop { padding: 0, size: [20, 27] }, Flip { chance: 0.25 }], 3, true),
+            (&[Resize([32, 32]), cut, Flip { chance: 0.25 }], 3, true),
+            (&[reflected, Flip { chance: 0.5 }], 8, true),
             (&[CentreCrop([21, 40]), Flip { chance: 1.0 }], 0, true),
             (&[Flip { chance: 0.5 }], 50, true),
             (&[Flip { chance: 0.5 }, crop], 8, false),

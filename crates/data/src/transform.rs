@@ -18,6 +18,7 @@ pub(crate) use draw::{Draws, below, beta};
 use crate::images::{COLOURS, Image};
 use colour::Change;
 use draw::{between, unit};
+use phalanx_tensor::Border;
 use resize::Resizer;
 pub(crate) use window::SAME;
 use window::Window;
@@ -30,10 +31,12 @@ pub enum Transform {
         /// From 0 to 1.
         chance: f64,
     },
-    /// Cuts a piece out at a random place, after `padding` rows and columns of black were put around the image.
+    /// Cuts a piece out at a random place, after `padding` rows and columns were put around the image.
     RandomCrop {
         /// How much on every side.
         padding: usize,
+        /// What they show.
+        border: Border,
         /// Of the piece.
         size: [usize; 2],
     },
@@ -129,7 +132,7 @@ impl Pipeline {
         for step in &self.steps {
             size = match *step {
                 Transform::Flip { .. } => size,
-                Transform::RandomCrop { padding, size: [height, width] } => {
+                Transform::RandomCrop { padding, size: [height, width], .. } => {
                     let Some([h, w]) = size.map(|sides| sides.map(|side| side + 2 * padding)) else {
                         return Err("a random crop needs images of one size: resize them before it".into());
                     };
@@ -270,18 +273,20 @@ impl<'a> Canvas<'a> {
                     self.window.mirror();
                 }
             }
-            Transform::RandomCrop { padding, size: [h, w] } => {
+            Transform::RandomCrop { padding, border, size: [h, w] } => {
                 let [a, b, ..] = draws.words(place, 0);
                 let top = below(a, height + 2 * padding - h + 1) as isize - padding as isize;
                 let left = below(b, width + 2 * padding - w + 1) as isize - padding as isize;
-                self.crop(top, left, h, w);
+                self.crop(border, top, left, h, w);
             }
-            Transform::CentreCrop([h, w]) => self.crop(middle(height, h), middle(width, w), h, w),
+            Transform::CentreCrop([h, w]) => {
+                self.crop(Border::Black, middle(height, h), middle(width, w), h, w)
+            }
             Transform::Resize(size) => self.resize(size),
             Transform::ResizeShorter(side) => self.resize(shorter([height, width], side)),
             Transform::RandomResizedCrop { size, area, ratio } => {
                 let (top, left, h, w) = piece(draws, place, height, width, area, ratio);
-                self.crop(top as isize, left as isize, h, w);
+                self.crop(Border::Black, top as isize, left as isize, h, w);
                 self.resize(size);
             }
             Transform::Jitter(jitter) => {
@@ -293,12 +298,13 @@ impl<'a> Canvas<'a> {
         }
     }
 
-    fn crop(&mut self, top: isize, left: isize, height: usize, width: usize) {
+    /// `border` is what is seen where the piece goes beyond the image as it is now.
+    fn crop(&mut self, border: Border, top: isize, left: isize, height: usize, width: usize) {
         let image = self.image();
         if !self.window.allows([image.height, image.width], top, left, height, width) {
             self.settle();
         }
-        self.window.crop(top, left, height, width);
+        self.window.crop(border, top, left, height, width);
     }
 
     fn resize(&mut self, size: [usize; 2]) {

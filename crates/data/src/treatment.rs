@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::pictures::BadImages;
 use crate::transform::{Jitter, Normalise, Pipeline, Transform};
+use phalanx_tensor::Border;
 
 /// How colour images are presented to a model. The default changes nothing but their scale.
 ///
@@ -15,8 +16,10 @@ pub struct Treatment {
     /// The shorter side becomes this long, and the middle is what remains of the longer one; by default `size` is reached by
     /// changing the shape.
     pub resize: Option<usize>,
-    /// Training images are cut at random after this much black was put around them.
+    /// Training images are cut at random after this much was put around them.
     pub crop_padding: usize,
+    /// What that shows.
+    pub crop_border: Border,
     /// Training images are random pieces of at least this share of the area; by default they are all of it.
     pub crop_area: Option<f64>,
     /// Every other training image is mirrored.
@@ -75,7 +78,11 @@ impl Treatment {
             train.steps = vec![Transform::RandomResizedCrop { size, area, ratio }];
         }
         if self.crop_padding > 0 {
-            train.steps.push(Transform::RandomCrop { padding: self.crop_padding, size });
+            train.steps.push(Transform::RandomCrop {
+                padding: self.crop_padding,
+                border: self.crop_border,
+                size,
+            });
         }
         if self.flip {
             train.steps.push(Transform::Flip { chance: 0.5 });
@@ -110,10 +117,12 @@ mod tests {
         let jitter = Jitter { brightness: 0.4, ..Jitter::default() };
         let area = RandomResizedCrop { size: [8, 8], area: (0.2, 1.0), ratio: (0.75, 4.0 / 3.0) };
         let none = Treatment::default();
-        let crop = |side| RandomCrop { padding: 4, size: [side, side] };
+        let crop = |side| RandomCrop { padding: 4, border: Border::Black, size: [side, side] };
+        let reflected = RandomCrop { padding: 2, border: Border::Reflect, size: [32, 32] };
         let rows: &[(Treatment, &[Transform], &[Transform])] = &[
             (none, &[], &[]),
             (Treatment { crop_padding: 4, flip: true, ..none }, &[crop(32), Flip { chance: 0.5 }], &[]),
+            (Treatment { crop_padding: 2, crop_border: Border::Reflect, ..none }, &[reflected], &[]),
             (
                 Treatment { size: Some(8), crop_padding: 4, ..none },
                 &[Resize([8, 8]), crop(8)],

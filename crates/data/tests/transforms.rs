@@ -1,7 +1,7 @@
 //! Transforms: torchvision's results, each sample a function of seed, epoch and number, and what is done about bad images.
 
 use phalanx_data::{
-    BadImages, BatchBuffers, COLOURS, Dataset, Error, ExactSampler, Image, Images, Jitter, Loader,
+    BadImages, BatchBuffers, Border, COLOURS, Dataset, Error, ExactSampler, Image, Images, Jitter, Loader,
     LoaderOptions, Normalise, Order, Pictures, Pipeline, Result, Target, Transform,
 };
 use std::path::{Path, PathBuf};
@@ -163,7 +163,7 @@ fn flips_and_crops_are_as_likely_as_they_say() {
     let mut bytes = vec![0; 27];
     bytes[4] = 255;
     let image = Repeated { n: 9000, size: [3, 3], bytes };
-    let crop = Transform::RandomCrop { padding: 1, size: [3, 3] };
+    let crop = Transform::RandomCrop { padding: 1, border: Border::Black, size: [3, 3] };
     let mut counts = [0usize; 9];
     for out in bytes_of(image, pipeline(&[crop])) {
         let places: Vec<usize> = (0..27).filter(|&i| out[i] > 0).collect();
@@ -233,7 +233,7 @@ fn rich(mixup: f64) -> Pipeline {
     Pipeline {
         steps: vec![
             Transform::RandomResizedCrop { size: [12, 12], area: (0.3, 1.0), ratio: (0.75, 1.33) },
-            Transform::RandomCrop { padding: 2, size: [10, 10] },
+            Transform::RandomCrop { padding: 2, border: Border::Black, size: [10, 10] },
             Transform::Flip { chance: 0.5 },
             Transform::Jitter(Jitter { brightness: 0.4, contrast: 0.4, saturation: 0.4, hue: 0.1 }),
         ],
@@ -337,7 +337,7 @@ fn bad_images_are_refused_or_replaced_by_the_next_good_one_and_counted() {
 
 #[test]
 fn pipelines_that_cannot_run_say_why() {
-    let crop = |side| Transform::RandomCrop { padding: 1, size: [side, side] };
+    let crop = |side| Transform::RandomCrop { padding: 1, border: Border::Black, size: [side, side] };
     let jitter = Transform::Jitter(Jitter { hue: 0.6, ..Jitter::default() });
     let rows: &[(Pipeline, &str)] = &[
         (pipeline(&[crop(7)]), "a random crop of 7x7 needs larger images, got: 6x6 with the padding"),

@@ -218,6 +218,8 @@ pub struct ImageRecipe {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub crop_padding: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub crop_border: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub crop_area: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub jitter: Option<[f64; 4]>,

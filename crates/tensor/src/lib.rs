@@ -67,7 +67,7 @@ pub use ops::across::Crossing;
 pub use ops::dropout::{DropoutKey, Within};
 pub use ops::norm::{BatchNormed, ChannelStats, Running, SumOverBatch, Then};
 pub use ops::reduce::Keep;
-pub use ops::samples::{SampleImages, SampleOrder};
+pub use ops::samples::{Border, SampleImages, SampleOrder};
 pub use phalanx_cuda::{DebugSync, Error, GpuOptions};
 pub use phalanx_memory::{Spare, bring_in};
 pub use philox::Philox;

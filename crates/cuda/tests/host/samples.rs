@@ -3,7 +3,7 @@
 use crate::program::{Arg, launch, there_is_a_compiler};
 use crate::values::{decode, encode, floats, room};
 use phalanx_cuda::{Element, Framing, Work};
-use phalanx_tensor::{Device, Philox, SampleImages, SampleOrder, Tensor};
+use phalanx_tensor::{Border, Device, Philox, SampleImages, SampleOrder, Tensor};
 
 fn bytes(n: usize) -> Vec<u8> {
     let key = Philox::new(5, 6);
@@ -22,6 +22,7 @@ fn framing(how: &SampleImages, channels_last: bool, order: SampleOrder) -> Frami
         from: [height, width],
         to: how.size,
         corner: how.corner.map(|place| place as i64),
+        reflects: how.border == Border::Reflect,
         crop: how.crop,
         crop_place: how.crop_place,
         flip_below: (how.flip * (1u64 << 32) as f64) as u64,
@@ -51,9 +52,20 @@ fn images_are_the_engines_bit_by_bit() {
         cutout_place: 253,
         ..whole
     };
+    // As far beyond that reflections are reflected.
+    let reflected =
+        SampleImages { size: [19, 33], corner: [-9, -14], border: Border::Reflect, crop: [3, 2], ..changed };
+    let line = SampleImages {
+        size: [3, 3],
+        corner: [-1, -1],
+        border: Border::Reflect,
+        ..SampleImages::whole([2, 1, 2])
+    };
     let grey = SampleImages { cutout: 2, flip: 0.25, ..SampleImages::whole([1, 4, 4]) };
     let words = [0xfedc_ba98_7654_3210u64 as i64, -77, 8, 0, 3, 3, 7, 1, 2, 6, 5, 4];
-    for (how, last) in [(whole, true), (changed, true), (changed, false), (grey, false)] {
+    for (how, last) in
+        [(whole, true), (changed, true), (changed, false), (reflected, true), (line, false), (grey, false)]
+    {
         let [channels, ..] = how.from;
         let [kept, table] = [bytes(9 * how.bytes()), bytemuck::cast_slice(&table(channels)).to_vec()];
         let on_cpu = Tensor::from_slice(&cpu, &kept, [kept.len()]);

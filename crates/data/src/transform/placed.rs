@@ -24,8 +24,9 @@ impl Pipeline {
                     how.corner = [middle(height, size[0]), middle(width, size[1])];
                     (how.size, is_cropped) = (size, true);
                 }
-                Transform::RandomCrop { padding, size } if !is_cropped && !is_flipped => {
+                Transform::RandomCrop { padding, border, size } if !is_cropped && !is_flipped => {
                     how.corner = [-(padding as isize); 2];
+                    how.border = border;
                     how.crop = [0, 1].map(|d| input[d] + 2 * padding - size[d] + 1);
                     how.crop_place = place;
                     (how.size, is_cropped) = (size, true);

@@ -5,7 +5,7 @@ use super::{ImageRecipe, OptimizerRecipe, Recipe, RecipeError, ScheduleRecipe, T
 use crate::checkpoint::{CheckpointConfig, Every};
 use crate::{OnNan, Precision, Trainer, Watch};
 use phalanx_data::{
-    Augment, BYTES, BadImages, Jitter, LoaderOptions, Normalise, Pixels, Resident, Target, Targets,
+    Augment, BYTES, BadImages, Border, Jitter, LoaderOptions, Normalise, Pixels, Resident, Target, Targets,
     Treatment, View,
 };
 use phalanx_nn::models::{
@@ -224,6 +224,7 @@ impl Recipe {
             resize,
             flip,
             crop_padding,
+            ref crop_border,
             crop_area,
             jitter,
             cutout,
@@ -237,6 +238,11 @@ impl Recipe {
             size,
             resize,
             crop_padding: crop_padding.unwrap_or(0),
+            crop_border: if crop_border.as_deref() == Some("reflect") {
+                Border::Reflect
+            } else {
+                Border::Black
+            },
             crop_area,
             flip: flip.unwrap_or(false),
             jitter: Jitter { brightness, contrast, saturation, hue },

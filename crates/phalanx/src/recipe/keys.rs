@@ -256,8 +256,9 @@ pub const KEYS: &[Key] = &[
         "data.crop_padding",
         Between(0, MOST_PIXELS),
         PICTURES,
-        "black around training images, before a piece is cut out at random",
+        "rows and columns around training images, before a piece is cut out at random",
     ),
+    row("data.crop_border", OneOf(&["black", "reflect"]), PICTURES, "what these rows and columns show"),
     row("data.crop_area", Fraction, PICTURES, "training images are random pieces of at least this share"),
     row(
         "data.jitter",

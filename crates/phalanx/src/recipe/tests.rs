@@ -247,12 +247,13 @@ fn switching_augmentation_off_is_no_error() {
 
 #[test]
 fn what_is_said_of_images_becomes_a_treatment() {
-    use phalanx_data::{Augment, BadImages, Jitter, Normalise, Treatment};
+    use phalanx_data::{Augment, BadImages, Border, Jitter, Normalise, Treatment};
     let assignments = [
         "data.size=24",
         "data.resize=28",
         "data.flip=true",
         "data.crop_padding=2",
+        "data.crop_border=reflect",
         "data.crop_area=0.3",
         "data.jitter=[0.1,0.2,0.3,0.4]",
         "data.cutout=5",
@@ -268,6 +269,7 @@ fn what_is_said_of_images_becomes_a_treatment() {
         size: Some(24),
         resize: Some(28),
         crop_padding: 2,
+        crop_border: Border::Reflect,
         crop_area: Some(0.3),
         flip: true,
         jitter: Jitter { brightness: 0.1, contrast: 0.2, saturation: 0.3, hue: 0.4 },

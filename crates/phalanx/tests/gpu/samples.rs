@@ -5,8 +5,8 @@ use crate::{RULE, Told, gpu, gpu_of, trainer};
 use phalanx::checkpoint::{CheckpointConfig, Every};
 use phalanx::comm::Group;
 use phalanx::data::{
-    BadImages, BatchBuffers, Cifar, CifarSet, Dataset, Input, Normalise, Part, Pictures, Pipeline, Resident,
-    Result, Target, Text, Transform, write_synthetic_cifar,
+    BadImages, BatchBuffers, Border, Cifar, CifarSet, Dataset, Input, Normalise, Part, Pictures, Pipeline,
+    Resident, Result, Target, Text, Transform, write_synthetic_cifar,
 };
 use phalanx::nn::models::{Gpt, GptConfig};
 use phalanx::nn::{BatchNorm2d, Conv2d, Flatten, Linear, MaxPool2d, Module, Sequential, Weights};
@@ -62,7 +62,10 @@ fn more_images(folder: &Path, per_file: usize) -> Task {
         Arc::new(Pictures::new(images, pipeline, 3, BadImages::Refuse).unwrap())
     };
     let plain = Pipeline::new(Normalise::CIFAR10);
-    let steps = vec![Transform::RandomCrop { padding: 4, size: [32, 32] }, Transform::Flip { chance: 0.5 }];
+    let steps = vec![
+        Transform::RandomCrop { padding: 4, border: Border::Reflect, size: [32, 32] },
+        Transform::Flip { chance: 0.5 },
+    ];
     let net = || -> Box<dyn Module> {
         let net = Sequential::new().then(Conv2d::new(3, 4, 5)).then(BatchNorm2d::new(4));
         Box::new(net.then(MaxPool2d::new(4)).then(Flatten).then(Linear::new(196, 10)))

@@ -2,7 +2,7 @@
 //! done to an arena as a whole. Each of these panics where a device has it otherwise.
 
 use super::{labels, random};
-use crate::{DType, Device, Philox, Running, SampleImages, SampleOrder, Tensor, Then};
+use crate::{Border, DType, Device, Philox, Running, SampleImages, SampleOrder, Tensor, Then};
 
 /// What both come to, `f` on the device and on a CPU. Panics where two numbers are further apart than `by`.
 #[track_caller]
@@ -70,7 +70,8 @@ pub fn batches_from_bytes(device: &Device) {
     let of = |on: &Device| {
         (Tensor::from_slice(on, &bytes, [bytes.len()]), Tensor::from_slice(on, &words, [words.len()]))
     };
-    for how in [whole, changed] {
+    let reflected = SampleImages { corner: [-2, -2], border: Border::Reflect, ..changed };
+    for how in [whole, changed, reflected] {
         alike("sample_images", device, 0.0, |on| {
             let table: Vec<f32> = (0..3 * 256).map(|i| i as f32 / 300.0 - 1.0).collect();
             let (bytes, words) = of(on);

@@ -46,12 +46,9 @@ pub(crate) fn images(
             let [channel, y, x] = [place / width / height, place / width % height, place % width];
             let row = top + y as i64;
             let column = left + if is_mirrored { width - 1 - x } else { x } as i64;
-            let is_inside =
-                (0..from_height as i64).contains(&row) && (0..from_width as i64).contains(&column);
-            let byte = match is_inside {
-                true => bytes[(channel * from_height + row as usize) * from_width + column as usize],
-                false => 0,
-            };
+            let seen = how.border.seen(row, from_height).zip(how.border.seen(column, from_width));
+            let byte =
+                seen.map_or(0, |(row, column)| bytes[(channel * from_height + row) * from_width + column]);
             let is_cut = square[0].contains(&(y as i64)) && square[1].contains(&(x as i64));
             *value = if is_cut { 0.0 } else { table[channel * 256 + usize::from(byte)] };
         }

@@ -2,7 +2,7 @@
 
 use crate::gpu::Engine;
 use crate::gpu::launch::{Arg, elements, rows};
-use crate::ops::samples::{SampleImages, SampleOrder};
+use crate::ops::samples::{Border, SampleImages, SampleOrder};
 use crate::shape::Order;
 use crate::tensor::Tensor;
 use phalanx_cuda::Framing;
@@ -24,6 +24,7 @@ pub(crate) fn images(
         from: [height, width],
         to: how.size,
         corner: how.corner.map(|place| place as i64),
+        reflects: how.border == Border::Reflect,
         crop: how.crop,
         crop_place: how.crop_place,
         flip_below: how.flip_below(),

@@ -7,6 +7,31 @@ use crate::dtype::DType;
 use crate::kernel;
 use crate::tensor::Tensor;
 
+/// What is seen beyond the border of an image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Border {
+    /// Black: bytes of 0.
+    #[default]
+    Black,
+    /// The image once more, reflected in its first and last rows and columns, as often as it takes; those stand there once, as with
+    /// torchvision's `padding_mode="reflect"`.
+    Reflect,
+}
+
+impl Border {
+    /// Which of `n` rows or columns, of which there is one at least, is seen at a place before, among or behind them; none where it is
+    /// black.
+    pub fn seen(self, place: i64, n: usize) -> Option<usize> {
+        let (n, period) = (n as i64, 2 * (n as i64 - 1).max(1));
+        if (0..n).contains(&place) {
+            return Some(place as usize);
+        }
+        // One row has nothing between its reflections.
+        let there = if n == 1 { 0 } else { place.rem_euclid(period) };
+        (self == Border::Reflect).then_some(there.min(period - there) as usize)
+    }
+}
+
 /// How an image is made of the bytes of a sample.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SampleImages {
@@ -14,8 +39,10 @@ pub struct SampleImages {
     pub from: [usize; 3],
     /// Rows and columns of the image.
     pub size: [usize; 2],
-    /// The row and the column of the bytes that the image begins with, where no crop moves it. Beyond the bytes they count as 0.
+    /// The row and the column of the bytes that the image begins with, where no crop moves it.
     pub corner: [isize; 2],
+    /// What is seen beyond the bytes.
+    pub border: Border,
     /// How many places there are for a random crop, down and to the right; 1 leaves it where it is.
     pub crop: [usize; 2],
     /// The place of the crop among a sample's draws.
@@ -47,6 +74,7 @@ impl SampleImages {
             from,
             size: [height, width],
             corner: [0, 0],
+            border: Border::Black,
             crop: [1, 1],
             crop_place: 0,
             flip: 0.0,
@@ -149,7 +177,25 @@ mod tests {
         assert_eq!(seen(SampleImages { flip: 1.0, ..whole }), [3.0, 2.0, 1.0, 6.0, 5.0, 4.0]);
         let moved = SampleImages { corner: [-1, 1], size: [3, 3], flip: 1.0, ..whole };
         assert_eq!(seen(moved), [0.0, 0.0, 0.0, 0.0, 3.0, 2.0, 0.0, 6.0, 5.0]);
+        let reflected = SampleImages { border: Border::Reflect, ..moved };
+        assert_eq!(seen(reflected), [5.0, 6.0, 5.0, 2.0, 3.0, 2.0, 5.0, 6.0, 5.0]);
         assert_eq!(seen(SampleImages { cutout: 9, ..whole }), [0.0; 6]);
+    }
+
+    #[test]
+    fn beyond_a_border_is_nothing_or_what_lies_before_it() {
+        for (n, places) in [
+            (4, &[2, 1, 0, 1, 2, 3, 2, 1, 0, 1, 2, 3, 2, 1][..]),
+            (2, &[0, 1, 0, 1, 0, 1, 0]),
+            (1, &[0, 0, 0, 0, 0]),
+        ] {
+            for (place, &seen) in (-2i64..).zip(places) {
+                assert_eq!(Border::Reflect.seen(place, n), Some(seen), "{place} of {n}");
+                let within = (0..n as i64).contains(&place).then_some(seen);
+                assert_eq!(Border::Black.seen(place, n), within, "{place} of {n}");
+            }
+        }
+        assert_eq!(Border::Reflect.seen(-25, 4), Some(1));
     }
 
     #[test]
