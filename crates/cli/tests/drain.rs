@@ -9,6 +9,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 use user::{LOOK, phalanx, text};
 
 /// Training of a thousand epochs, or to step `steps`, whose checkpoints are only those that are asked for.
@@ -153,7 +154,9 @@ fn sigusr1_that_comes_before_workers_are_ready_is_not_lost() {
         .unwrap();
     // The first log is opened right before the worker it belongs to is started.
     let log = folder.path().join("drained/logs/0/1.out");
+    let began = Instant::now();
     while !log.exists() {
+        assert!(began.elapsed() < Duration::from_secs(60), "no worker is started");
         std::thread::sleep(LOOK);
     }
     assert!(Command::new("kill").args(["-USR1", &child.id().to_string()]).status().unwrap().success());

@@ -153,7 +153,9 @@ fn a_group_that_another_thread_is_in_leaves_values_alone() {
         let inside = scope.spawn(move || waiting.barrier());
         let mut values = [1.0f32];
         // Until the other thread is inside, this one would be.
+        let soon = Deadline::after(LIMIT);
         while group.bytes_sent().is_some() {
+            assert!(!soon.expired(), "the other thread isn't inside");
             std::thread::yield_now();
         }
         let short = group.clone().with_timeout(Duration::from_millis(20));

@@ -57,7 +57,9 @@ fn join(coordinator: &Coordinator, secret: &Secret, host: &str) -> AgentLink {
 
 /// What comes next but beats and words for people.
 fn hear(link: &AgentLink) -> ToAgent {
+    let until = soon();
     loop {
+        assert!(!until.expired(), "beats alone are heard");
         match link.hear().unwrap() {
             ToAgent::Beat => link.say(&FromAgent::Beat).unwrap(),
             ToAgent::Told { .. } | ToAgent::Standing(_) => {}

@@ -195,6 +195,23 @@ fn the_middle_is_cut_out_and_small_images_are_padded() {
 }
 
 #[test]
+fn what_lies_around_an_image_is_black_or_its_reflection() {
+    let image = || Repeated { n: 1, size: [2, 3], bytes: (1..=18).collect() };
+    // As large as the image with what is around it, so there is one place for it.
+    let around = |border, size| Transform::RandomCrop { padding: 1, border, size };
+    let seen = |steps: &[Transform]| bytes_of(image(), pipeline(steps)).remove(0)[..].to_vec();
+    let (small, large) = ([4, 5], [6, 7]);
+    let reflected = around(Border::Reflect, small);
+    assert_eq!(seen(&[reflected])[..20], [5, 4, 5, 6, 5, 2, 1, 2, 3, 2, 5, 4, 5, 6, 5, 2, 1, 2, 3, 2]);
+    let both = seen(&[reflected, Transform::Flip { chance: 1.0 }, around(Border::Black, large)]);
+    let rows = [[0; 7], [0, 5, 6, 5, 4, 5, 0], [0, 2, 3, 2, 1, 2, 0]];
+    assert_eq!(both[..42], [rows[0], rows[1], rows[2], rows[1], rows[2], rows[0]].concat());
+    let both = seen(&[around(Border::Black, small), around(Border::Reflect, large)]);
+    let rows = [[0; 7], [1, 0, 1, 2, 3, 0, 3], [4, 0, 4, 5, 6, 0, 6]];
+    assert_eq!(both[..42], [rows[1], rows[0], rows[1], rows[2], rows[0], rows[2]].concat());
+}
+
+#[test]
 fn cutout_leaves_a_square_of_zeros() {
     let white = Repeated { n: 500, size: [8, 6], bytes: vec![255; 3 * 48] };
     let mut whole = 0;

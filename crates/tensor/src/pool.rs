@@ -279,10 +279,12 @@ mod tests {
             assert_eq!(pool.threads(), threads.max(1));
             // None ends before all have begun one, so each has one of its own.
             let (begun, who) = (AtomicUsize::new(0), Mutex::new(std::collections::HashSet::new()));
+            let deadline = Instant::now() + Duration::from_secs(20);
             pool.run(threads, &|_| {
                 lock(&who).insert(std::thread::current().id());
                 begun.fetch_add(1, Ordering::SeqCst);
                 while begun.load(Ordering::SeqCst) < threads {
+                    assert!(Instant::now() < deadline, "not all of them came");
                     std::thread::yield_now();
                 }
             });

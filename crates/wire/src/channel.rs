@@ -250,6 +250,10 @@ mod tests {
     fn frames_of_many_writers_arrive_whole_while_both_ends_are_full() {
         const FRAMES: usize = 20;
         check(|one, other| {
+            for end in [&one, &other] {
+                end.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+                end.0.stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+            }
             std::thread::scope(|scope| {
                 for end in [&one, &other] {
                     for writer in 1..=3u8 {

@@ -424,6 +424,7 @@ impl Wire for Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::{Duration, Instant};
 
     fn pair() -> (Memory, Memory) {
         let (a, b) = UnixStream::pair().unwrap();
@@ -435,12 +436,14 @@ mod tests {
         let (mut a, mut b) = pair();
         let byte = |i: usize| (i * 7 + i / 251) as u8;
         let total = 5 * RING + 13;
+        let until = Instant::now() + Duration::from_secs(60);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut sent = 0;
                 for n in [1, 97, 4096, RING + 1].into_iter().cycle() {
                     let piece: Vec<u8> = (sent..total.min(sent + n)).map(byte).collect();
                     sent += a.try_send(&piece).unwrap();
+                    assert!(Instant::now() < until, "{sent} bytes are sent");
                     if sent == total {
                         break;
                     }
@@ -451,6 +454,7 @@ mod tests {
                 let n = b.try_receive(&mut into).unwrap();
                 assert!(into[..n].iter().enumerate().all(|(i, &x)| x == byte(got + i)), "after {got} bytes");
                 got += n;
+                assert!(Instant::now() < until, "{got} bytes arrived");
             }
         });
     }

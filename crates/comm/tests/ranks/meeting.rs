@@ -1,6 +1,6 @@
 //! Where the threads of a test meet.
 
-use std::sync::{Condvar, Mutex};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 /// How long one waits for the others.
@@ -22,11 +22,13 @@ impl Meeting {
     /// Waits until all are here.
     #[track_caller]
     pub(crate) fn wait(&self) {
-        let mut came = self.came.lock().unwrap();
+        // Others may have failed here, and each says how many are missing.
+        let mut came = self.came.lock().unwrap_or_else(PoisonError::into_inner);
         *came += 1;
         let everybody = came.next_multiple_of(self.all);
         self.more.notify_all();
-        let (came, _) = self.more.wait_timeout_while(came, PATIENCE, |came| *came < everybody).unwrap();
+        let waited = self.more.wait_timeout_while(came, PATIENCE, |came| *came < everybody);
+        let (came, _) = waited.unwrap_or_else(PoisonError::into_inner);
         assert!(*came >= everybody, "{} of {} didn't come within {PATIENCE:?}", everybody - *came, self.all);
     }
 }

@@ -5,7 +5,7 @@ use phalanx_cuda::nccl::{Block, Calls, Cause, Communicator, Kind, Nccl, Number, 
 use phalanx_cuda::{Address, Error};
 use phalanx_fake_cuda::FakeCuda;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longer than anything takes that goes well.
 const LONG: Duration = Duration::from_secs(60);
@@ -310,7 +310,9 @@ fn an_abort_frees_those_who_wait_and_their_streams() {
     ranks(&fake, &nccl, 2, LONG, |communicator, stream| {
         if communicator.rank() == 1 {
             // Lives until the other is through, and takes no part.
+            let began = Instant::now();
             while !done.load(Ordering::Acquire) {
+                assert!(began.elapsed() < LONG, "rank 0 isn't through");
                 std::thread::yield_now();
             }
             return;

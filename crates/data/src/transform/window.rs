@@ -98,14 +98,18 @@ impl Window {
                 let seen = &line[from..to];
                 let (margin, rest) = row.split_at_mut(before);
                 let (middle, after) = rest.split_at_mut(seen.len());
-                // The places before and behind the image, by the window's columns.
-                let behind = before + seen.len();
-                for (margin, first) in [(margin, 0), (after, behind)] {
-                    for (x, out) in (first..).zip(margin) {
-                        let x = if mirrored { width - 1 - x } else { x };
-                        let byte =
-                            border.seen((left + x as isize) as i64, image.width).map_or(0, |x| line[x]);
-                        *out = table[usize::from(byte)];
+                if border == Border::Black {
+                    margin.fill(table[0]);
+                    after.fill(table[0]);
+                } else {
+                    // The places before and behind the image, by the window's columns.
+                    let behind = before + seen.len();
+                    for (margin, first) in [(margin, 0), (after, behind)] {
+                        for (x, out) in (first..).zip(margin) {
+                            let x = if mirrored { width - 1 - x } else { x };
+                            let x = border.seen((left + x as isize) as i64, image.width);
+                            *out = table[usize::from(x.map_or(0, |x| line[x]))];
+                        }
                     }
                 }
                 if mirrored {

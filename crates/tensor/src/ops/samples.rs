@@ -22,13 +22,15 @@ impl Border {
     /// Which of `n` rows or columns, of which there is one at least, is seen at a place before, among or behind them; none where it is
     /// black.
     pub fn seen(self, place: i64, n: usize) -> Option<usize> {
-        let (n, period) = (n as i64, 2 * (n as i64 - 1).max(1));
-        if (0..n).contains(&place) {
-            return Some(place as usize);
+        let n = n as i64;
+        if (0..n).contains(&place) || self == Border::Black {
+            return (0..n).contains(&place).then_some(place as usize);
         }
-        // One row has nothing between its reflections.
-        let there = if n == 1 { 0 } else { place.rem_euclid(period) };
-        (self == Border::Reflect).then_some(there.min(period - there) as usize)
+        if n == 1 {
+            return Some(0);
+        }
+        let (period, there) = (2 * (n - 1), place.rem_euclid(2 * (n - 1)));
+        Some(there.min(period - there) as usize)
     }
 }
 
