@@ -145,6 +145,24 @@ fn sigusr1_to_the_agent_or_to_any_worker_ends_all_and_asks_to_be_started_again()
 }
 
 #[test]
+fn sigterm_to_a_worker_ends_the_run_whatever_the_others_have_heard_by_then() {
+    for rank in [0, 1, 1] {
+        let folder = tempfile::tempdir().unwrap();
+        let (child, mut lines) = begun(training(folder.path(), "ended", None));
+        let pid = user::worker(&folder.path().join("ended"), rank).to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        lines.read_to_end(&mut Vec::new()).unwrap();
+        let out = child.wait_with_output().unwrap();
+        let said = text(&out.stderr);
+        assert!(out.status.code() == Some(1) && said.contains("SIGTERM: stopped after"), "{said}");
+        assert!(
+            !said.contains("starting all workers again") && !said.contains("another takes its place"),
+            "{said}"
+        );
+    }
+}
+
+#[test]
 fn sigusr1_that_comes_before_workers_are_ready_is_not_lost() {
     let folder = tempfile::tempdir().unwrap();
     let child = training(folder.path(), "drained", None)

@@ -33,6 +33,8 @@ use std::time::{Duration, Instant};
 
 /// How long workers have once the coordinator is gone: others may be told to go on without them soon.
 const ALONE: Duration = Duration::from_millis(1500);
+/// So long after a silence its length still counts.
+const JUST_NOW: Duration = Duration::from_secs(1);
 /// How long the host of the coordinator waits for the others to hear that the run is over.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -103,13 +105,16 @@ enum Over {
 }
 
 /// Runs this node's part. Returns when the run is over, or this node has no part in it any more.
-pub(crate) fn run(crew: Crew<'_>, nodes: &Nodes) -> Result<Outcome, LaunchError> {
+pub(crate) fn run(mut crew: Crew<'_>, nodes: &Nodes) -> Result<Outcome, LaunchError> {
     let secret = nodes.secret.read(&crew.spec.run_id)?;
     let (secret_file, pass) = (descriptor(&secret)?, pass(crew.spec, &secret)?);
     let terms = terms(crew.spec, nodes);
     let place = match meet(&crew, nodes, &terms, &pass)? {
         Met::At(place) => place,
-        Met::Asked(signal) => return Ok(told::outcome(crew, 128 + signal, EndReason::Asked)),
+        Met::Asked(signal) => {
+            crew.watch.asked();
+            return Ok(told::outcome(crew, 128 + signal, EndReason::Asked));
+        }
     };
     let (kept, port) = reserve_port(crew.spec, &place.link)?;
     let node = Node {
@@ -190,7 +195,8 @@ impl Agent<'_> {
                 Next::Over(over) => return Ok(over),
             };
             if let Some(error) = self.play(seat)? {
-                return Ok(Over::Alone(error));
+                // Who asked for the end gets it, whoever is gone by then.
+                return Ok(self.asked.map_or(Over::Alone(error), Over::Left));
             }
             if let Some(signal) = self.asked.filter(|_| self.may_go()) {
                 return Ok(Over::Left(signal));
@@ -202,9 +208,16 @@ impl Agent<'_> {
     fn keep_in_touch(&self) -> Result<SyncSender<()>, LaunchError> {
         let (link, news) = (Arc::clone(&self.link), self.crew.sender.clone());
         let hear = move || {
+            let (mut until, mut quiet) = (Instant::now(), Duration::ZERO);
             loop {
-                let alone = |error| News::Alone(link.coordinator(), error);
-                let heard = link.hear().map_or_else(alone, News::Fleet);
+                let since = Instant::now();
+                let heard = link.hear();
+                // Of one who stood still there may be words from before.
+                if since.elapsed() >= quiet || until.elapsed() > JUST_NOW {
+                    (until, quiet) = (Instant::now(), since.elapsed());
+                }
+                let alone = |error| News::Alone(link.coordinator(), error, quiet);
+                let heard = heard.map_or_else(alone, News::Fleet);
                 let is_last = matches!(heard, News::Alone(..));
                 if news.send(heard).is_err() || is_last {
                     return;
@@ -243,10 +256,13 @@ impl Agent<'_> {
                         return Ok(Next::Over(Over::Left(signal)));
                     }
                 }
-                News::Alone(from, error) if from == self.link.coordinator() => led = self.search(error),
+                News::Alone(from, error, quiet) if from == self.link.coordinator() => {
+                    led = self.search(error, quiet);
+                }
                 News::Found(found) => led = found.and_then(|found| self.follow(*found)),
                 News::Signal(signal) if self.asked.is_some() => return Ok(Next::Over(Over::Left(signal))),
                 News::Signal(signal) => {
+                    self.crew.watch.asked();
                     self.ask(signal);
                     if self.may_go() {
                         return Ok(Next::Over(Over::Left(signal)));
@@ -382,8 +398,8 @@ impl Agent<'_> {
     fn heed_next(&mut self, given: &mut Given<'_>, ties: &Ties) -> Result<Option<Error>, LaunchError> {
         let (watch, own) = (&mut self.crew.watch, given.generation);
         let happened = match self.crew.news.recv_timeout(watch.patience()) {
-            Ok(News::Alone(from, error)) if from == self.link.coordinator() => {
-                let Err(error) = self.search(error) else {
+            Ok(News::Alone(from, error, quiet)) if from == self.link.coordinator() => {
+                let Err(error) = self.search(error, quiet) else {
                     if self.all_stop() && !self.crew.watch.is_stopping() {
                         self.stops_early = true;
                         self.crew.watch.obey(None, ALONE);
@@ -440,7 +456,12 @@ impl Agent<'_> {
                 }
                 // Where the others go on without this node's workers, it is told to end them.
                 let waits = is_first && self.may_leave() && self.crew.watch.is_in_place();
-                if waits { None } else { self.crew.watch.heed(News::Signal(signal)) }
+                if waits {
+                    self.crew.watch.asked();
+                    None
+                } else {
+                    self.crew.watch.heed(News::Signal(signal))
+                }
             }
             Ok(other) => {
                 if let Some(rank) = watch.ends_well(&other) {

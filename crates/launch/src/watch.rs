@@ -53,6 +53,8 @@ pub(crate) struct Watch {
     released: bool,
     /// Whether whoever is lost can be replaced while the others go on.
     in_place: bool,
+    /// Whether that was so at any time: it ends with the first who says that it can't go on.
+    was_in_place: bool,
     /// What went wrong each time that workers were started again.
     pub(crate) failures: Vec<Failure>,
     /// How often that was, as far as it counts.
@@ -63,6 +65,8 @@ pub(crate) struct Watch {
     holds: Vec<i32>,
     /// How many signals have asked for the end.
     signals: u32,
+    /// The signal that workers were asked to end by, since others say so.
+    told: Option<Signal>,
     /// Whether somebody waits for the end: lines that nobody reads are no reason to stay then.
     pub(crate) hurry: Arc<AtomicBool>,
 }
@@ -125,11 +129,13 @@ impl Watch {
             stop: None,
             released: false,
             in_place: false,
+            was_in_place: false,
             failures: Vec::new(),
             restarts: Restarts::default(),
             held: Vec::new(),
             holds: spec.held_signals.clone(),
             signals: 0,
+            told: None,
             hurry: Arc::default(),
         }
     }
@@ -140,14 +146,14 @@ impl Watch {
         self.former.clear();
         // A hurry of the one before, whose stop took too long, isn't this one's.
         (self.generation, self.stop, self.hurry) = (generation, None, Arc::default());
-        (self.in_place, self.released) = (false, false);
+        (self.in_place, self.was_in_place, self.released, self.told) = (false, false, false, None);
     }
 
     /// How this generation ended, for who decides what follows.
     pub(crate) fn ended(&self) -> Ended {
         Ended {
             failed: self.has_failed(),
-            for_good: self.cause().is_some_and(|watched| watched.is_for_good(self.in_place)),
+            for_good: self.cause().is_some_and(|watched| watched.is_for_good(self.was_in_place)),
             asked: self.signals > 0,
             part_lost: self.cause().is_some_and(Watched::misses_a_part),
             drained: self.has_drained(),
@@ -289,7 +295,9 @@ impl Watch {
     pub(crate) fn obey(&mut self, signal: Option<i32>, grace: Duration) {
         // Those that are being stopped know it.
         if self.stop.as_ref().is_none_or(|stop| stop.ask_at.is_some()) {
-            self.send(signal.and_then(|number| Signal::try_from(number).ok()).unwrap_or(Signal::SIGTERM));
+            let signal = signal.and_then(|number| Signal::try_from(number).ok()).unwrap_or(Signal::SIGTERM);
+            self.told = Some(signal);
+            self.send(signal);
             self.send(Signal::SIGCONT);
         }
         let order = Stop::new(StopWhy::Order, grace.min(self.grace));
@@ -302,9 +310,17 @@ impl Watch {
     /// a signal that this is for.
     pub(crate) fn release(&mut self, signal: Option<i32>) {
         self.released = true;
+        // The others wait to hear that nothing is left of them.
+        self.hurry.store(true, Ordering::Relaxed);
         self.send(Signal::SIGKILL);
         let why = signal.map_or(StopWhy::Order, StopWhy::Signal);
         self.stop.get_or_insert(Stop::new(why, self.grace)).ask_at = None;
+    }
+
+    /// A signal asks for the end, which is heeded elsewhere: somebody waits for it now.
+    pub(crate) fn asked(&mut self) {
+        self.signals += 1;
+        self.hurry.store(true, Ordering::Relaxed);
     }
 
     /// Those that have ended badly while others that go on in place were to end, too, and to keep what they have: these don't wait for them
@@ -369,10 +385,13 @@ impl Watch {
             }
             News::Signal(number) => {
                 let signal = Signal::try_from(number).unwrap_or(Signal::SIGTERM);
-                self.signals += 1;
-                self.hurry.store(true, Ordering::Relaxed);
-                // The second one means it.
-                self.send(if self.signals > 1 { Signal::SIGKILL } else { signal });
+                self.asked();
+                // The second one means it, and one that they had from others they needn't have twice.
+                match self.signals {
+                    1 if self.told == Some(signal) => {}
+                    1 => self.send(signal),
+                    _ => self.send(Signal::SIGKILL),
+                }
                 self.send(Signal::SIGCONT);
                 self.stop.get_or_insert(Stop::new(StopWhy::Signal(number), self.grace)).ask_at = None;
                 Some(Happened::Told(Report::Signalled { signal: signal.as_str() }))
@@ -395,6 +414,7 @@ impl Watch {
             }
             News::Notice(_, Notice::InPlace(in_place)) => {
                 self.in_place = in_place;
+                self.was_in_place |= in_place;
                 None
             }
             News::Notice(_, Notice::Silent { rank }) => {
@@ -529,9 +549,11 @@ impl Watch {
     /// For the shell: 0, 1, 75 for a run that is to be started again, or 128 and the number of the signal that ended it.
     pub(crate) fn exit_code(&self) -> i32 {
         match self.stop.as_ref().map(|stop| stop.why) {
-            None | Some(StopWhy::Done) if self.has_drained() => DRAINED.into(),
-            None | Some(StopWhy::Done) => 0,
             Some(StopWhy::Signal(number)) => 128 + number,
+            Some(StopWhy::Failure) if self.signals > 0 => 1,
+            // Whoever fails while others make room is no reason not to start them again later.
+            _ if self.has_drained() => DRAINED.into(),
+            None | Some(StopWhy::Done) => 0,
             Some(StopWhy::Failure | StopWhy::Order) => 1,
         }
     }
@@ -543,12 +565,12 @@ impl Watch {
 
     /// The same for who leads the nodes of the run.
     pub(crate) fn worker_failure(&self) -> Option<WorkerFailure> {
-        self.cause()?.worker_failure(self.in_place)
+        self.cause()?.worker_failure(self.was_in_place)
     }
 
     /// How the worker has failed that was started with this rank.
     pub(crate) fn failure_of(&self, rank: Rank) -> Option<WorkerFailure> {
-        self.workers.iter().find(|w| w.worker.rank == rank)?.worker_failure(self.in_place)
+        self.workers.iter().find(|w| w.worker.rank == rank)?.worker_failure(self.was_in_place)
     }
 
     fn cause(&self) -> Option<&Watched> {

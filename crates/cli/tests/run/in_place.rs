@@ -2,6 +2,7 @@
 
 use super::nodes::kill;
 use super::training::Training;
+use std::time::{Duration, Instant};
 
 #[test]
 fn nodes_come_and_go_and_are_lost_and_the_result_has_the_same_bits() {
@@ -115,6 +116,50 @@ fn a_coordinator_that_stands_still_finds_the_others_gone_on_without_it() {
     assert!(code == 1 && said.contains("error: "), "{code}: {said}");
     run.ends_well([second, third]);
     run.has_the_bits_of_an_undisturbed_one(&[]);
+}
+
+#[test]
+fn a_node_that_stood_still_while_the_others_finished_does_not_lead_them_again() {
+    let mut run = Training::new(&["--nnodes", "1:2", "--max-restarts", "3"], "--epochs 60");
+    let first = run.node("a");
+    first.waits_for_others();
+    let second = run.node("b");
+    run.until_members(2);
+    run.until(|event| event["event"] == "step");
+    // With its worker, as if the machine slept.
+    let worker = run.worker("b", 1);
+    second.signal("-STOP");
+    kill("-STOP", &worker);
+    run.until_members(1);
+    run.ends_well([first]);
+    let before = run.files();
+    kill("-CONT", &worker);
+    second.signal("-CONT");
+    let (code, _, said) = second.end();
+    assert!(code == 1 && said.contains("only 1 of 2 nodes are here"), "{code}: {said}");
+    assert!(!said.contains("this node leads the run on"), "{said}");
+    assert!(run.files() == before, "what the run has left was written again");
+}
+
+#[test]
+fn a_node_that_leaves_holds_up_nobody_though_nobody_reads_what_it_prints() {
+    let flags = ["--nnodes", "1:2", "--max-restarts", "3", "--shutdown-timeout", "100"];
+    let mut run = Training::new(&flags, "--epochs 1000");
+    let first = run.node_in_shell("a", "no");
+    first.waits_for_others();
+    let second = run.node_in_shell("b", "yes");
+    run.until_members(2);
+    run.until(|event| event["event"] == "epoch" && event["epoch"] == 2);
+    let asked = Instant::now();
+    second.signal("-TERM");
+    run.until_members(1);
+    run.until(|event| event["event"] == "step");
+    assert!(asked.elapsed() < Duration::from_secs(50), "the others waited for {:?}", asked.elapsed());
+    let (code, _, said) = second.end();
+    assert_eq!(code, 143, "{said}");
+    assert!(asked.elapsed() < Duration::from_secs(80), "it took {:?} to leave", asked.elapsed());
+    first.signal("-TERM");
+    assert_eq!(first.end().0, 143);
 }
 
 #[test]

@@ -170,6 +170,34 @@ fn workers_that_want_to_be_started_later_say_so_on_every_node() {
         let (code, _, said) = node.end();
         assert!(code == 75 && !said.contains("error"), "{code}: {said}");
     }
+    // A failure beside is told.
+    let script = "test $RANK = 0 && { echo $$ > $SITE/pid; mv $SITE/pid $SITE/drains; exit 75; }; \
+                  until test -e $SITE/drains; do sleep 0.01; done; \
+                  while kill -0 $(cat $SITE/drains) 2> kill; do sleep 0.01; done; exit 4";
+    let site = Site::new(&["--nnodes", "2", "--max-restarts", "3"]);
+    for node in site.two(script) {
+        let (code, _, said) = node.end();
+        let told = said.contains("  0: rank 1 (pid ") && said.contains("exited with code 4");
+        assert!(code == 75 && told && !said.contains("starting all workers again"), "{code}: {said}");
+    }
+}
+
+#[test]
+fn workers_of_two_nodes_that_are_asked_to_end_get_one_signal() {
+    let site = Site::new(&["--nnodes", "2"]);
+    let script = "trap 'echo asked >> $SITE/asked.$RANK' TERM; echo $RANK; until test -e $SITE/go; do sleep 0.05; done";
+    let [mut first, mut second] = site.two(script);
+    assert_eq!([first.line(), second.line()], ["0", "1"]);
+    first.signal("-TERM");
+    second.says("stopping the workers of this node");
+    second.signal("-TERM");
+    second.says("SIGTERM: passing it on");
+    fs::write(site.folder.path().join("go"), "").unwrap();
+    for (rank, node) in [first, second].into_iter().enumerate() {
+        assert_eq!(node.end().0, 143);
+        let asked = fs::read_to_string(site.folder.path().join(format!("asked.{rank}"))).unwrap();
+        assert_eq!(asked, "asked\n", "of rank {rank}");
+    }
 }
 
 #[test]

@@ -47,6 +47,18 @@ impl Training {
     fn node_with(&mut self, name: &str, flags: &[&str], out: &Path) -> Agent {
         let mut command = self.site.command(name, flags);
         command.args(["--", env!("CARGO_BIN_EXE_phalanx")]);
+        self.agent(command, out)
+    }
+
+    /// A node of one worker, which prints more than anybody reads where `loud` is "yes".
+    pub(crate) fn node_in_shell(&mut self, name: &str, loud: &str) -> Agent {
+        let mut command = self.site.command(name, &[]);
+        let script = "test $LOUD = yes && yes & exec \"$@\"";
+        command.env("LOUD", loud).args(["--", "sh", "-c", script, "sh", env!("CARGO_BIN_EXE_phalanx")]);
+        self.agent(command, &self.out())
+    }
+
+    fn agent(&mut self, mut command: Command, out: &Path) -> Agent {
         self.tell(&mut command, &[], out);
         let agent = Agent::of(command);
         self.said.push(agent.said.clone());
@@ -147,6 +159,11 @@ impl Training {
             assert_eq!(code, 0, "{said}");
             said
         })
+    }
+
+    /// What the training has left that more of it would change.
+    pub(crate) fn files(&self) -> [Vec<u8>; 2] {
+        ["events.jsonl", "model.safetensors"].map(|name| fs::read(self.out().join(name)).unwrap())
     }
 
     /// Whether each step was made once, of which every tenth is told, and each sample of an epoch used once.

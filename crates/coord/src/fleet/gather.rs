@@ -26,7 +26,11 @@ impl Fleet {
             StopWhy::Deposed(_) => return self.end(EndWhy::Deposed, todo),
             StopWhy::Elsewhere(address, term) => return self.send_elsewhere(address, term, todo),
             // Whoever fails while others make room is not started again either.
-            _ if self.drained => return self.end(EndWhy::Drained, todo),
+            _ if self.drained => {
+                self.setbacks.extend(stopping.lost.into_iter().next());
+                self.setbacks.extend(blame::first(&stopping.failures).cloned());
+                return self.end(EndWhy::Drained, todo);
+            }
             _ => {}
         }
         let is_enough = self.members.len() >= self.least();

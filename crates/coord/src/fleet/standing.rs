@@ -61,7 +61,9 @@ impl Fleet {
         let ids = fleet.seat_members(left, now);
         fleet.phase = phase(left.standing, &ids).unwrap_or(fleet.phase);
         let mut todo = Vec::new();
-        if matches!(fleet.phase, Phase::Running) {
+        let keeps_steps = fleet.in_place && matches!(fleet.phase, Phase::Stopping(_)) && !fleet.gives_way();
+        // Workers that end in place meet once more, and keep what they have.
+        if matches!(fleet.phase, Phase::Running) || keeps_steps {
             todo.push(Order::Resume(generation, fleet.workers_of(left.back)));
         }
         for (number, id) in &ids {

@@ -814,3 +814,36 @@ fn who_is_stopped_because_another_is_lost_goes_on_without_it_until_then() {
     assert_eq!(play.said(3, given_up(4)), []);
     assert_eq!(play.gone(1), []);
 }
+
+/// They keep the step that they have made once they have found each other again.
+#[test]
+fn workers_that_are_to_end_in_place_meet_under_the_next_coordinator_and_no_others_do() {
+    let resumed = |says: FromAgent, goes_on: bool| {
+        let mut play = Play::new(2, 2, 0);
+        (1..=2).for_each(|id| drop(play.come(id, 1)));
+        play.heed(Event::InPlace(Generation(0), goes_on));
+        play.said(2, says);
+        let (standing, now) = (play.fleet.standing(play.at()), play.at());
+        assert!(matches!(standing.phase, phalanx_job::Phase::Stopping { .. }), "{:?}", standing.phase);
+        let back = Return {
+            number: 1,
+            standby: node("n2", 1, &play.terms).standby,
+            generation: Generation(0),
+            workers: vec![Rank(1)],
+            standing: standing.clone(),
+        };
+        let (ended, back) = (BTreeSet::from([0]), [(NodeId(2), back)]);
+        let left = Legacy { standing: &standing, leader: 1, ended: &ended, back: &back };
+        let (_, orders) = Fleet::resume(play.terms, PATIENCE, &left, now, 0);
+        orders
+    };
+    let asked = || FromAgent::Quit { signal: 15 };
+    let orders = resumed(asked(), true);
+    let [Order::Resume(Generation(0), left), Order::PartFrom(Generation(0), seats), ..] = &orders[..] else {
+        panic!("{orders:?}")
+    };
+    assert!(left.in_place && left.live == BTreeSet::from([1]) && *seats == (0..1), "{orders:?}");
+    for orders in [resumed(asked(), false), resumed(FromAgent::Moved, true)] {
+        assert!(!orders.iter().any(|order| matches!(order, Order::Resume(..))), "{orders:?}");
+    }
+}

@@ -35,6 +35,9 @@ pub(super) struct Search {
     pub(super) back: Option<Return>,
     /// Where the coordinator was.
     pub(super) old: SocketAddr,
+    /// Whether it may be this agent that gave no sign of life, so that the others have gone on without it, and may be done by now: where
+    /// nobody listens then says nothing of the run.
+    pub(super) stood_still: bool,
     /// What becomes the coordinator, should this agent have to lead.
     pub(super) standby: Option<Coordinator>,
     /// The agents that could be reached once: where nobody listens now, these have ended.
@@ -80,8 +83,8 @@ impl Search {
             Called::There(link) => match self.come_back(link) {
                 Ok((link, standing)) => return Ok(self.found(link, standing, None)),
                 Err(NotLed::GivenUp(error)) => return Err(error),
-                Err(NotLed::Stranger) => ended.extend(leader),
-                Err(NotLed::Lost) => {}
+                Err(NotLed::Stranger) if !self.stood_still => ended.extend(leader),
+                Err(NotLed::Stranger | NotLed::Lost) => {}
             },
         }
         let mut calls = BTreeMap::new();
@@ -152,7 +155,7 @@ impl Search {
                 Ok(link) => return Called::There(link),
                 // A firewall may say the same of one that could never be reached.
                 Err(Error::NobodyListens { .. })
-                    if address == self.old || self.reached.contains(&address) =>
+                    if !self.stood_still && (address == self.old || self.reached.contains(&address)) =>
                 {
                     return Called::Ended;
                 }

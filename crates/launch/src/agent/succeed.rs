@@ -20,9 +20,9 @@ const ANNOUNCE: Duration = Duration::from_millis(100);
 const SCOUTED: usize = 3;
 
 impl Agent<'_> {
-    /// Starts the search for who leads the run on, which ends as news; the error is how the last one was lost, where none can be
-    /// found.
-    pub(super) fn search(&mut self, lost: Error) -> Result<(), Error> {
+    /// Starts the search for who leads the run on, which ends as news; the error is how the last one was lost, after so long without a
+    /// word, where none can be found.
+    pub(super) fn search(&mut self, lost: Error, quiet: Duration) -> Result<(), Error> {
         let Some((standing, told)) = self.standing.clone() else { return Err(lost) };
         self.crew.tell(Report::Told { words: format!("{lost}; looking for who leads the run on") });
         let elapsed_ms = standing.elapsed_ms + told.elapsed().as_millis() as u64;
@@ -42,6 +42,7 @@ impl Agent<'_> {
             standing,
             back,
             old: self.link.coordinator(),
+            stood_still: quiet >= self.nodes.patience.silence,
             standby: self.standby.take(),
             reached: self.reached.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         };
@@ -111,18 +112,22 @@ impl Agent<'_> {
 
     /// Meets the others again, if this node never had a part in the run that anybody could miss.
     pub(super) fn begin_again(&mut self, lost: Error) -> Result<Option<Over>, LaunchError> {
+        if let Some(signal) = self.asked {
+            self.crew.tell(Report::Told { words: lost.to_string() });
+            return Ok(Some(Over::Left(signal)));
+        }
         if self.place.is_some() {
             return Ok(Some(Over::Alone(lost)));
-        }
-        if let Some(signal) = self.asked {
-            return Ok(Some(Over::Left(signal)));
         }
         self.crew.tell(Report::Told { words: format!("{lost}; meeting the others again") });
         // Nobody is to be sent to whoever is gone.
         (self.guide, self.coordinator, self.standing) = (None, None, None);
         let mut place = match meet(&self.crew, self.nodes, &self.terms, &self.pass)? {
             Met::At(place) => place,
-            Met::Asked(signal) => return Ok(Some(Over::Left(signal))),
+            Met::Asked(signal) => {
+                self.crew.watch.asked();
+                return Ok(Some(Over::Left(signal)));
+            }
         };
         if place.coordinator.is_none() && self.standby.is_some() {
             // By it others know this agent.
