@@ -34,8 +34,9 @@ pub(crate) fn tell(report: &Report, max_restarts: usize) {
             let long = long.as_secs_f64();
             say(format_args!("all workers here wait for other ranks for {long:.0} s: none is to blame"));
         }
-        Report::Signalled { signal } => {
-            say(format_args!("{signal}: passing it on to the workers (again to kill them)"))
+        Report::Signalled { signal, is_known } => {
+            let what = if *is_known { "the workers have had it" } else { "passing it on to the workers" };
+            say(format_args!("{signal}: {what} (again to kill them)"));
         }
         Report::Killing { ranks } => {
             let ranks: Vec<String> = ranks.iter().map(ToString::to_string).collect();
@@ -48,7 +49,10 @@ pub(crate) fn tell(report: &Report, max_restarts: usize) {
 pub(crate) fn conclude(outcome: &Outcome, run_dir: &Path, logs: &Path) -> u8 {
     let Outcome { restarts, setbacks, reason, .. } = outcome;
     if !setbacks.is_empty() {
-        say(format_args!("restarts: {restarts}; what went wrong each time:"));
+        match restarts {
+            0 => say("what went wrong:"),
+            _ => say(format_args!("restarts: {restarts}; what went wrong each time:")),
+        }
         let all = setbacks.iter().chain(&outcome.failure);
         all.for_each(|failure| say(format_args!("  {}: {}", failure.folder, why(failure))));
     }

@@ -295,6 +295,11 @@ pub struct Setback {
 }
 
 impl Setback {
+    /// Whether a worker failed that was being stopped.
+    pub fn is_after_stop(&self) -> bool {
+        matches!(&self.what, Mishap::Worker(failure) if failure.after_stop)
+    }
+
     /// Whether workers that are started again would come to the same.
     pub fn is_for_good(&self) -> bool {
         matches!(&self.what, Mishap::Worker(failure) if failure.for_good)

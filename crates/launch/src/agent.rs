@@ -3,6 +3,7 @@
 
 mod meet;
 mod search;
+mod standstill;
 mod succeed;
 mod told;
 
@@ -24,6 +25,7 @@ use phalanx_job::{
 };
 use phalanx_wire::{Generation, Pass, Rank};
 pub(crate) use search::Found;
+use standstill::Beats;
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, RawFd};
@@ -33,8 +35,6 @@ use std::time::{Duration, Instant};
 
 /// How long workers have once the coordinator is gone: others may be told to go on without them soon.
 const ALONE: Duration = Duration::from_millis(1500);
-/// So long after a silence its length still counts.
-const JUST_NOW: Duration = Duration::from_secs(1);
 /// How long the host of the coordinator waits for the others to hear that the run is over.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -61,6 +61,8 @@ struct Agent<'a> {
     whereabouts_fd: RawFd,
     /// As long as it is there, the coordinator hears beats.
     beats: Option<SyncSender<()>>,
+    /// When they were.
+    beaten: Arc<Beats>,
     /// As long as it is there, nodes that come to the endpoint are told where the run is led from.
     beacon: Option<SyncSender<()>>,
     /// What tells them, if this agent was the first there.
@@ -149,6 +151,7 @@ pub(crate) fn run(mut crew: Crew<'_>, nodes: &Nodes) -> Result<Outcome, LaunchEr
         whereabouts,
         whereabouts_fd,
         beats: None,
+        beaten: Arc::new(Beats::new(nodes.patience.silence)),
         beacon: None,
         guide: None,
         port: kept,
@@ -208,16 +211,9 @@ impl Agent<'_> {
     fn keep_in_touch(&self) -> Result<SyncSender<()>, LaunchError> {
         let (link, news) = (Arc::clone(&self.link), self.crew.sender.clone());
         let hear = move || {
-            let (mut until, mut quiet) = (Instant::now(), Duration::ZERO);
             loop {
-                let since = Instant::now();
-                let heard = link.hear();
-                // Of one who stood still there may be words from before.
-                if since.elapsed() >= quiet || until.elapsed() > JUST_NOW {
-                    (until, quiet) = (Instant::now(), since.elapsed());
-                }
-                let alone = |error| News::Alone(link.coordinator(), error, quiet);
-                let heard = heard.map_or_else(alone, News::Fleet);
+                let alone = |error| News::Alone(link.coordinator(), error);
+                let heard = link.hear().map_or_else(alone, News::Fleet);
                 let is_last = matches!(heard, News::Alone(..));
                 if news.send(heard).is_err() || is_last {
                     return;
@@ -227,9 +223,10 @@ impl Agent<'_> {
         let failed = || LaunchError::system("a thread for the coordinator");
         std::thread::Builder::new().name("phalanx-orders".into()).spawn(hear).map_err(failed())?;
         let (stop, stopped) = sync_channel::<()>(0);
-        let link = Arc::clone(&self.link);
+        let (link, beaten) = (Arc::clone(&self.link), Arc::clone(&self.beaten));
         let beat = move || {
             while stopped.recv_timeout(AGENT_BEAT) == Err(RecvTimeoutError::Timeout) {
+                beaten.beat();
                 // One that can't be told is gone, which is found out by hearing.
                 let _ = link.say(&FromAgent::Beat);
             }
@@ -256,9 +253,7 @@ impl Agent<'_> {
                         return Ok(Next::Over(Over::Left(signal)));
                     }
                 }
-                News::Alone(from, error, quiet) if from == self.link.coordinator() => {
-                    led = self.search(error, quiet);
-                }
+                News::Alone(from, error) if from == self.link.coordinator() => led = self.search(error),
                 News::Found(found) => led = found.and_then(|found| self.follow(*found)),
                 News::Signal(signal) if self.asked.is_some() => return Ok(Next::Over(Over::Left(signal))),
                 News::Signal(signal) => {
@@ -398,8 +393,8 @@ impl Agent<'_> {
     fn heed_next(&mut self, given: &mut Given<'_>, ties: &Ties) -> Result<Option<Error>, LaunchError> {
         let (watch, own) = (&mut self.crew.watch, given.generation);
         let happened = match self.crew.news.recv_timeout(watch.patience()) {
-            Ok(News::Alone(from, error, quiet)) if from == self.link.coordinator() => {
-                let Err(error) = self.search(error, quiet) else {
+            Ok(News::Alone(from, error)) if from == self.link.coordinator() => {
+                let Err(error) = self.search(error) else {
                     if self.all_stop() && !self.crew.watch.is_stopping() {
                         self.stops_early = true;
                         self.crew.watch.obey(None, ALONE);

@@ -9,7 +9,6 @@ use phalanx_wire::Generation;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Duration;
 
 /// Everything that arrives.
 pub(crate) enum News {
@@ -23,8 +22,8 @@ pub(crate) enum News {
     PassOn(i32),
     /// From the coordinator of a run of several nodes.
     Fleet(ToAgent),
-    /// The coordinator there is gone, and this is how that was seen, after so long without a word.
-    Alone(SocketAddr, phalanx_job::Error, Duration),
+    /// The coordinator there is gone, and this is how that was seen.
+    Alone(SocketAddr, phalanx_job::Error),
     /// Who leads the run on, or why this node has no part in it any more.
     Found(Result<Box<Found>, phalanx_job::Error>),
     /// Where a worker hangs is written down in this file, if it could be.

@@ -72,6 +72,8 @@ pub enum Report {
     Signalled {
         /// Its name.
         signal: &'static str,
+        /// Whether they have had it already, from who leads the nodes of the run.
+        is_known: bool,
     },
     /// The grace period is over and workers are still there.
     Killing {

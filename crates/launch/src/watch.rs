@@ -53,8 +53,8 @@ pub(crate) struct Watch {
     released: bool,
     /// Whether whoever is lost can be replaced while the others go on.
     in_place: bool,
-    /// Whether that was so at any time: it ends with the first who says that it can't go on.
-    was_in_place: bool,
+    /// When that ended last: with the first of those that fail, or with their training.
+    left_place: Option<Instant>,
     /// What went wrong each time that workers were started again.
     pub(crate) failures: Vec<Failure>,
     /// How often that was, as far as it counts.
@@ -74,6 +74,7 @@ pub(crate) struct Watch {
 /// The end of all of them.
 struct Stop {
     why: StopWhy,
+    since: Instant,
     /// When workers are asked to end, if they haven't been, and because of which rank.
     ask_at: Option<(Instant, Rank)>,
     kill_at: Instant,
@@ -82,7 +83,8 @@ struct Stop {
 impl Stop {
     /// Workers are asked to end now, and have so long.
     fn new(why: StopWhy, grace: Duration) -> Stop {
-        Stop { why, ask_at: None, kill_at: Instant::now() + grace }
+        let since = Instant::now();
+        Stop { why, since, ask_at: None, kill_at: since + grace }
     }
 }
 
@@ -129,7 +131,7 @@ impl Watch {
             stop: None,
             released: false,
             in_place: false,
-            was_in_place: false,
+            left_place: None,
             failures: Vec::new(),
             restarts: Restarts::default(),
             held: Vec::new(),
@@ -145,15 +147,16 @@ impl Watch {
         self.workers.clear();
         self.former.clear();
         // A hurry of the one before, whose stop took too long, isn't this one's.
-        (self.generation, self.stop, self.hurry) = (generation, None, Arc::default());
-        (self.in_place, self.was_in_place, self.released, self.told) = (false, false, false, None);
+        let hurry = Arc::new(AtomicBool::new(self.signals > 0));
+        (self.generation, self.stop, self.hurry) = (generation, None, hurry);
+        (self.in_place, self.left_place, self.released, self.told) = (false, None, false, None);
     }
 
     /// How this generation ended, for who decides what follows.
     pub(crate) fn ended(&self) -> Ended {
         Ended {
             failed: self.has_failed(),
-            for_good: self.cause().is_some_and(|watched| watched.is_for_good(self.was_in_place)),
+            for_good: self.cause().is_some_and(|watched| watched.is_for_good(self.was_in_place())),
             asked: self.signals > 0,
             part_lost: self.cause().is_some_and(Watched::misses_a_part),
             drained: self.has_drained(),
@@ -167,9 +170,18 @@ impl Watch {
         self.stop.as_ref().is_some_and(|stop| stop.why == StopWhy::Failure)
     }
 
-    /// Whether a worker has ended in order to be started again later.
+    /// Whether a worker has ended in order to be started again later, and not because another has failed.
     pub(crate) fn has_drained(&self) -> bool {
-        self.workers.iter().any(|w| w.exit.as_ref().is_some_and(|exit| exit.how.is_drained()))
+        let of_its_own = |w: &Watched, exit: &Exit| exit.before_stop || w.sent.contains(&Signal::SIGUSR1);
+        let drained = |w: &Watched, exit: &Exit| exit.how.is_drained() && of_its_own(w, exit);
+        self.workers.iter().any(|w| w.exit.as_ref().is_some_and(|exit| drained(w, exit)))
+    }
+
+    /// Whether whoever was lost could be replaced until the others were stopped. That ends as soon as one that fails says so, whose
+    /// reason may only come behind.
+    fn was_in_place(&self) -> bool {
+        let until = self.stop.as_ref().map_or_else(Instant::now, |stop| stop.since);
+        self.in_place || self.left_place.is_some_and(|left| left + FOLLOWED > until)
     }
 
     pub(crate) fn pids(&self) -> Vec<i32> {
@@ -387,14 +399,13 @@ impl Watch {
                 let signal = Signal::try_from(number).unwrap_or(Signal::SIGTERM);
                 self.asked();
                 // The second one means it, and one that they had from others they needn't have twice.
-                match self.signals {
-                    1 if self.told == Some(signal) => {}
-                    1 => self.send(signal),
-                    _ => self.send(Signal::SIGKILL),
+                let is_known = self.signals == 1 && self.told == Some(signal);
+                if !is_known {
+                    self.send(if self.signals > 1 { Signal::SIGKILL } else { signal });
                 }
                 self.send(Signal::SIGCONT);
                 self.stop.get_or_insert(Stop::new(StopWhy::Signal(number), self.grace)).ask_at = None;
-                Some(Happened::Told(Report::Signalled { signal: signal.as_str() }))
+                Some(Happened::Told(Report::Signalled { signal: signal.as_str(), is_known }))
             }
             // One of an earlier generation may only now have been heard.
             News::Notice(generation, _) if generation != self.generation => None,
@@ -413,8 +424,9 @@ impl Watch {
                 None
             }
             News::Notice(_, Notice::InPlace(in_place)) => {
-                self.in_place = in_place;
-                self.was_in_place |= in_place;
+                if std::mem::replace(&mut self.in_place, in_place) && !in_place {
+                    self.left_place = Some(Instant::now());
+                }
                 None
             }
             News::Notice(_, Notice::Silent { rank }) => {
@@ -565,12 +577,12 @@ impl Watch {
 
     /// The same for who leads the nodes of the run.
     pub(crate) fn worker_failure(&self) -> Option<WorkerFailure> {
-        self.cause()?.worker_failure(self.was_in_place)
+        self.cause()?.worker_failure(self.was_in_place())
     }
 
     /// How the worker has failed that was started with this rank.
     pub(crate) fn failure_of(&self, rank: Rank) -> Option<WorkerFailure> {
-        self.workers.iter().find(|w| w.worker.rank == rank)?.worker_failure(self.was_in_place)
+        self.workers.iter().find(|w| w.worker.rank == rank)?.worker_failure(self.was_in_place())
     }
 
     fn cause(&self) -> Option<&Watched> {

@@ -268,8 +268,6 @@ impl Error {
             | Error::NothingToJudge { .. }
             | Error::NoAccuracy
             | Error::Mismatch { .. }
-            // Whoever asked this worker to end asked for the end of the run, at whatever moment the others hear of it.
-            | Error::Interrupted { .. }
             | Error::OtherHead { .. }
             | Error::SpoiltWeights { .. }
             | Error::Parallel(Cut(_) | Schedule(_)) => Cause::Setting,

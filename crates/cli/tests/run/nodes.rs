@@ -177,8 +177,20 @@ fn workers_that_want_to_be_started_later_say_so_on_every_node() {
     let site = Site::new(&["--nnodes", "2", "--max-restarts", "3"]);
     for node in site.two(script) {
         let (code, _, said) = node.end();
-        let told = said.contains("  0: rank 1 (pid ") && said.contains("exited with code 4");
+        let told =
+            said.contains("what went wrong:\n  0: rank 1 (pid ") && said.contains("exited with code 4");
         assert!(code == 75 && told && !said.contains("starting all workers again"), "{code}: {said}");
+    }
+}
+
+#[test]
+fn workers_that_make_room_because_another_has_failed_are_started_again_with_it() {
+    let script = "test $TORCHELASTIC_RESTART_COUNT = 1 && exit 0; test $RANK = 0 && { trap 'exit 75' TERM; \
+                  touch $SITE/waits; sleep 60 & wait; }; until test -e $SITE/waits; do sleep 0.01; done; exit 3";
+    let site = Site::new(&["--nnodes", "2", "--max-restarts", "1"]);
+    for node in site.two(script) {
+        let (code, _, said) = node.end();
+        assert!(code == 0 && said.contains("exited with code 3"), "{code}: {said}");
     }
 }
 
@@ -191,7 +203,7 @@ fn workers_of_two_nodes_that_are_asked_to_end_get_one_signal() {
     first.signal("-TERM");
     second.says("stopping the workers of this node");
     second.signal("-TERM");
-    second.says("SIGTERM: passing it on");
+    second.says("SIGTERM: the workers have had it");
     fs::write(site.folder.path().join("go"), "").unwrap();
     for (rank, node) in [first, second].into_iter().enumerate() {
         assert_eq!(node.end().0, 143);

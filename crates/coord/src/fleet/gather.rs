@@ -1,7 +1,7 @@
 //! What comes between two generations: whether there is another, who is waited for, and its beginning.
 
 use super::{Fleet, Gathering, Order, Patience, Phase, Wait, blame, seats};
-use phalanx_job::{EndWhy, Stage, StopWhy, Terms};
+use phalanx_job::{EndWhy, Setback, Stage, StopWhy, Terms};
 use seats::Seated;
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -27,8 +27,12 @@ impl Fleet {
             StopWhy::Elsewhere(address, term) => return self.send_elsewhere(address, term, todo),
             // Whoever fails while others make room is not started again either.
             _ if self.drained => {
-                self.setbacks.extend(stopping.lost.into_iter().next());
-                self.setbacks.extend(blame::first(&stopping.failures).cloned());
+                // Nothing is started again for it, so it is told at the end alone.
+                let cause = stopping.lost.into_iter().next();
+                let cause = cause.or_else(|| blame::first(&stopping.failures).cloned());
+                let is_new = |cause: &Setback| !cause.is_after_stop() && !self.setbacks.contains(cause);
+                let cause = cause.filter(is_new);
+                self.setbacks.extend(cause);
                 return self.end(EndWhy::Drained, todo);
             }
             _ => {}

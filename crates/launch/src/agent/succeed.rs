@@ -20,9 +20,9 @@ const ANNOUNCE: Duration = Duration::from_millis(100);
 const SCOUTED: usize = 3;
 
 impl Agent<'_> {
-    /// Starts the search for who leads the run on, which ends as news; the error is how the last one was lost, after so long without a
-    /// word, where none can be found.
-    pub(super) fn search(&mut self, lost: Error, quiet: Duration) -> Result<(), Error> {
+    /// Starts the search for who leads the run on, which ends as news; the error is how the last one was lost, where none can be
+    /// found.
+    pub(super) fn search(&mut self, lost: Error) -> Result<(), Error> {
         let Some((standing, told)) = self.standing.clone() else { return Err(lost) };
         self.crew.tell(Report::Told { words: format!("{lost}; looking for who leads the run on") });
         let elapsed_ms = standing.elapsed_ms + told.elapsed().as_millis() as u64;
@@ -42,7 +42,7 @@ impl Agent<'_> {
             standing,
             back,
             old: self.link.coordinator(),
-            stood_still: quiet >= self.nodes.patience.silence,
+            stood_still: self.beaten.stood_still(),
             standby: self.standby.take(),
             reached: self.reached.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         };
