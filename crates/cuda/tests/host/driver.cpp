@@ -1,9 +1,13 @@
-// Runs one launch that is described on standard input and writes what its buffers then hold. Each launch is made twice, with
-// blocks and threads in rising and in falling order, on buffers that begin at multiples of 16 bytes and on some that begin BEHIND bytes
-// later, and must come to the same bits. Buffers are exactly as long as they should be, so that the address sanitizer sees every access
+// Runs launches that are described on standard input and writes what their buffers then hold, and a point. Each is made in a process of
+// its own, so that none sees what one before has left in shared memory. It is made twice, with blocks and threads in rising and in
+// falling order, on buffers that begin at multiples of 16 bytes and on some that begin BEHIND bytes later, and must come to the same
+// bits. Buffers are exactly as long as they should be, so that the address sanitizer sees every access
 // beside them.
 #include "fibers.h"
 #include "signature.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -117,17 +121,8 @@ const Entry &find(const std::string &name) {
     fail("no kernel " + name);
 }
 
-}  // namespace
-
-int main(int count, char **) {
-    if (count > 1) {
-        for (const Entry &entry : entries) std::printf("%s %s\n", entry.name, entry.signature().c_str());
-        return 0;
-    }
-    const std::vector<char> name = bytes(number<std::uint32_t>());
-    const Entry &entry = find(std::string(name.begin(), name.end()));
-    const unsigned blocks = number<std::uint32_t>(), block_threads = number<std::uint32_t>();
-    Arguments rising = arguments(), falling = rising;
+void answer(const Entry &entry, unsigned blocks, unsigned block_threads, Arguments rising) {
+    Arguments falling = rising;
     place_buffers(rising, 0);
     launch(entry, rising, blocks, block_threads, false);
     place_buffers(falling, BEHIND);
@@ -137,6 +132,38 @@ int main(int count, char **) {
         if (a.kind != Argument::BUFFER) continue;
         if (!std::equal(a.at, a.at + a.bytes.size(), b.at)) fail("the order of threads, or where buffers begin, shows in buffer " + std::to_string(i));
         std::fwrite(a.at, 1, a.bytes.size(), stdout);
+    }
+    std::fputc('.', stdout);
+    std::fflush(stdout);
+}
+
+// Whether there is another request.
+bool is_asked() {
+    const int next = std::getc(stdin);
+    return next != EOF && std::ungetc(next, stdin) == next;
+}
+
+}  // namespace
+
+int main(int count, char **) {
+    if (count > 1) {
+        for (const Entry &entry : entries) std::printf("%s %s\n", entry.name, entry.signature().c_str());
+        return 0;
+    }
+    while (is_asked()) {
+        const std::vector<char> name = bytes(number<std::uint32_t>());
+        const Entry &entry = find(std::string(name.begin(), name.end()));
+        const unsigned blocks = number<std::uint32_t>(), block_threads = number<std::uint32_t>();
+        Arguments with = arguments();
+        const pid_t child = fork();
+        if (child < 0) fail("no process for a launch");
+        if (child == 0) {
+            answer(entry, blocks, block_threads, std::move(with));
+            _exit(0);
+        }
+        int status = 0;
+        if (waitpid(child, &status, 0) != child) fail("a launch whose process is gone");
+        if (status != 0) return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     }
     return 0;
 }

@@ -1,12 +1,14 @@
 //! A source of kernels as a program of the host, and launches of it. Where there is no compiler, tests say so and pass.
 
 use phalanx_cuda::{Element, Geometry, KERNELS, Kernel, Parameter, Source, Work, kernel};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Blocks of a grid at most, so that small tensors are larger than a grid, too.
@@ -54,6 +56,15 @@ impl Arg<'_> {
             Arg::Float(x) => (0, x.to_ne_bytes().to_vec()),
             Arg::Double(x) => (0, x.to_ne_bytes().to_vec()),
             Arg::Struct(bytes) => (0, bytes.clone()),
+        }
+    }
+
+    /// How many bytes of it come back.
+    fn answer_len(&self) -> usize {
+        match self {
+            Arg::In(bytes) => bytes.len(),
+            Arg::Out(bytes) => bytes.len(),
+            _ => 0,
         }
     }
 }
@@ -140,8 +151,10 @@ fn fingerprint(text: &str) -> u64 {
     text.hash(&mut hasher);
     for folder in ["kernels", "tests/host", "../fake_cuda/native"] {
         let entries = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)).unwrap();
-        let mut files: Vec<PathBuf> =
-            entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_file()).collect();
+        let mut files: Vec<PathBuf> = entries
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.is_file() && path.extension().is_none_or(|kind| kind != "rs"))
+            .collect();
         files.sort();
         files.iter().for_each(|file| std::fs::read(file).unwrap().hash(&mut hasher));
     }
@@ -150,17 +163,20 @@ fn fingerprint(text: &str) -> u64 {
 
 /// The program for `source`, made where it isn't there yet.
 pub(crate) fn program(source: Source, element: Element) -> PathBuf {
-    let text = text(source, element);
-    let name = format!("{}-{}-{:016x}", source.file(), element.in_source(), fingerprint(&text));
-    let path = folder().join(name);
+    type Made = Arc<OnceLock<PathBuf>>;
     // Each once, and beside others: compilers take most of these tests' time.
-    static BEGUN: Mutex<BTreeMap<PathBuf, Arc<Mutex<()>>>> = Mutex::new(BTreeMap::new());
-    let begun = BEGUN.lock().unwrap_or_else(PoisonError::into_inner).entry(path.clone()).or_default().clone();
-    let _guard = begun.lock().unwrap_or_else(PoisonError::into_inner);
-    if !path.exists() {
-        compiled(&text, &path).unwrap_or_else(|error| panic!("{} on the host: {error}", source.file()));
-    }
-    path
+    static ALL: Mutex<BTreeMap<[&str; 2], Made>> = Mutex::new(BTreeMap::new());
+    let key = [source.file(), element.in_source()];
+    let made = ALL.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default().clone();
+    let make = || {
+        let text = text(source, element);
+        let path = folder().join(format!("{}-{}-{:016x}", key[0], key[1], fingerprint(&text)));
+        if !path.exists() {
+            compiled(&text, &path).unwrap_or_else(|error| panic!("{} on the host: {error}", source.file()));
+        }
+        path
+    };
+    made.get_or_init(make).clone()
 }
 
 /// Runs a kernel over all its work in a grid that is at times smaller; nothing where there is nothing to do.
@@ -169,13 +185,8 @@ pub(crate) fn launch(name: &str, element: Element, work: Work, args: &mut [Arg<'
     let kernel = kernel(name);
     check(kernel, args);
     let Some(geometry) = kernel.geometry(work, MOST_BLOCKS) else { return };
-    let output = run(&program(kernel.source, element), &request(name, geometry, args));
-    assert!(
-        output.status.success(),
-        "{name} over {work:?} for {element:?}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    take(&output.stdout, args);
+    run(&program(kernel.source, element), name, geometry, args)
+        .unwrap_or_else(|said| panic!("{name} over {work:?} for {element:?}: {said}"));
 }
 
 #[track_caller]
@@ -200,18 +211,73 @@ fn request(name: &str, geometry: Geometry, args: &[Arg<'_>]) -> Vec<u8> {
     request
 }
 
-fn run(program: &Path, request: &[u8]) -> Output {
-    let mut child = Command::new(program)
-        // It ends with its process, and looking for what was left fails under a debugger.
-        .env("ASAN_OPTIONS", "detect_leaks=0")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    // It reads all before it writes.
-    child.stdin.take().unwrap().write_all(request).unwrap();
-    child.wait_with_output().unwrap()
+/// A program that runs, and launches what it is asked to. To start one takes most of what a launch of little takes.
+struct Running {
+    process: Child,
+    requests: Option<ChildStdin>,
+    answers: ChildStdout,
+    /// The file that it writes what is wrong to.
+    said: PathBuf,
+}
+
+impl Running {
+    fn start(program: &Path) -> Running {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let said = folder().join(format!("said.{}.{number}", std::process::id()));
+        let mut process = Command::new(program)
+            // It ends with its process, and looking for what was left fails under a debugger.
+            .env("ASAN_OPTIONS", "detect_leaks=0")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(std::fs::File::create(&said).unwrap())
+            .spawn()
+            .unwrap();
+        let (requests, answers) = (process.stdin.take(), process.stdout.take().unwrap());
+        Running { process, requests, answers, said }
+    }
+
+    /// So many bytes that a request is answered with; none if it isn't.
+    fn ask(&mut self, request: &[u8], n: usize) -> Option<Vec<u8>> {
+        let requests = self.requests.as_mut()?;
+        // It reads all before it writes, and ends where anything is wrong.
+        requests.write_all(request).and_then(|()| requests.flush()).ok()?;
+        let mut answer = vec![0; n];
+        self.answers.read_exact(&mut answer).ok()?;
+        // The next byte tells that this launch has ended well.
+        let mut end = [0];
+        self.answers.read_exact(&mut end).ok().filter(|()| end == *b".")?;
+        Some(answer)
+    }
+
+    /// Waits for its end; gives what it said.
+    fn end(&mut self) -> String {
+        self.requests = None;
+        let status = self.process.wait().unwrap();
+        format!("{}\n{status}", String::from_utf8_lossy(&std::fs::read(&self.said).unwrap()))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.requests = None;
+        // It ends where no request can come any more.
+        let _ = self.process.wait();
+        let _ = std::fs::remove_file(&self.said);
+    }
+}
+
+/// Launches a kernel; the error is what the program said before it ended.
+fn run(program: &Path, kernel: &str, geometry: Geometry, args: &mut [Arg<'_>]) -> Result<(), String> {
+    thread_local!(static RUNNING: RefCell<BTreeMap<PathBuf, Running>> = const { RefCell::new(BTreeMap::new()) });
+    let n = args.iter().map(Arg::answer_len).sum();
+    let answer = RUNNING.with_borrow_mut(|all| {
+        let running = all.entry(program.to_owned()).or_insert_with(|| Running::start(program));
+        let answer = running.ask(&request(kernel, geometry, args), n);
+        answer.ok_or_else(|| all.remove(program).map(|mut ended| ended.end()).unwrap_or_default())
+    })?;
+    take(&answer, args);
+    Ok(())
 }
 
 /// Puts what the buffers hold into those that may be written.
@@ -280,12 +346,7 @@ pub(crate) fn run_trial(
     threads: u32,
     args: &mut [Arg<'_>],
 ) -> Result<(), String> {
-    let output = run(program, &request(kernel, Geometry { blocks: 1, threads }, args));
-    if !output.status.success() {
-        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
-    }
-    take(&output.stdout, args);
-    Ok(())
+    run(program, kernel, Geometry { blocks: 1, threads }, args)
 }
 
 /// A program whose kernels are wrong on purpose: what the other tests rely on must be noticed.
