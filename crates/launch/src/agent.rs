@@ -111,12 +111,9 @@ pub(crate) fn run(mut crew: Crew<'_>, nodes: &Nodes) -> Result<Outcome, LaunchEr
     let secret = nodes.secret.read(&crew.spec.run_id)?;
     let (secret_file, pass) = (descriptor(&secret)?, pass(crew.spec, &secret)?);
     let terms = terms(crew.spec, nodes);
-    let place = match meet(&crew, nodes, &terms, &pass)? {
+    let place = match meet(&mut crew, nodes, &terms, &pass)? {
         Met::At(place) => place,
-        Met::Asked(signal) => {
-            crew.watch.asked();
-            return Ok(told::outcome(crew, 128 + signal, EndReason::Asked));
-        }
+        Met::Asked(signal) => return Ok(told::outcome(crew, 128 + signal, EndReason::Asked)),
     };
     let (kept, port) = reserve_port(crew.spec, &place.link)?;
     let node = Node {

@@ -172,9 +172,7 @@ impl Watch {
 
     /// Whether a worker has ended in order to be started again later, and not because another has failed.
     pub(crate) fn has_drained(&self) -> bool {
-        let of_its_own = |w: &Watched, exit: &Exit| exit.before_stop || w.sent.contains(&Signal::SIGUSR1);
-        let drained = |w: &Watched, exit: &Exit| exit.how.is_drained() && of_its_own(w, exit);
-        self.workers.iter().any(|w| w.exit.as_ref().is_some_and(|exit| drained(w, exit)))
+        self.workers.iter().any(Watched::has_drained)
     }
 
     /// Whether whoever was lost could be replaced until the others were stopped. That ends as soon as one that fails says so, whose

@@ -59,7 +59,12 @@ impl Place {
 }
 
 /// Meets the other agents, or waits for who hosts the coordinator.
-pub(super) fn meet(crew: &Crew<'_>, nodes: &Nodes, terms: &Terms, pass: &Pass) -> Result<Met, LaunchError> {
+pub(super) fn meet(
+    crew: &mut Crew<'_>,
+    nodes: &Nodes,
+    terms: &Terms,
+    pass: &Pass,
+) -> Result<Met, LaunchError> {
     let deadline = Deadline::after(nodes.patience.join);
     let mut waits = false;
     let mut hung_up: Option<Instant> = None;
@@ -104,6 +109,7 @@ pub(super) fn meet(crew: &Crew<'_>, nodes: &Nodes, terms: &Terms, pass: &Pass) -
             crew.tell(Report::Told { words });
         }
         if let Ok(News::Signal(signal)) = crew.news.recv_timeout(RETRY) {
+            crew.watch.asked();
             return Ok(Met::Asked(signal));
         }
     }

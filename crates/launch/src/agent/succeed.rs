@@ -122,12 +122,9 @@ impl Agent<'_> {
         self.crew.tell(Report::Told { words: format!("{lost}; meeting the others again") });
         // Nobody is to be sent to whoever is gone.
         (self.guide, self.coordinator, self.standing) = (None, None, None);
-        let mut place = match meet(&self.crew, self.nodes, &self.terms, &self.pass)? {
+        let mut place = match meet(&mut self.crew, self.nodes, &self.terms, &self.pass)? {
             Met::At(place) => place,
-            Met::Asked(signal) => {
-                self.crew.watch.asked();
-                return Ok(Some(Over::Left(signal)));
-            }
+            Met::Asked(signal) => return Ok(Some(Over::Left(signal))),
         };
         if place.coordinator.is_none() && self.standby.is_some() {
             // By it others know this agent.

@@ -107,6 +107,12 @@ impl Watched {
         }
     }
 
+    /// Whether it has ended in order to be started again later, and not because another has failed.
+    pub(super) fn has_drained(&self) -> bool {
+        let of_its_own = |exit: &Exit| exit.before_stop || self.sent.contains(&Signal::SIGUSR1);
+        self.exit.as_ref().is_some_and(|exit| exit.how.is_drained() && of_its_own(exit))
+    }
+
     /// Its end, as far as blame goes.
     pub(super) fn end(&self) -> Option<End> {
         let exit = self.exit.as_ref()?;
