@@ -4,7 +4,7 @@
 
 use crate::cpu::gemm::{Into, Mat, work};
 use crate::cpu::lanes::{Lanes, MOST_LANES};
-use crate::cpu::tile::{Columns, VECTORS, add_columns, starts, zeros};
+use crate::cpu::tile::{Columns, VECTORS, add_outer, starts, zeros};
 use crate::device::Device;
 use crate::storage::Storage;
 use pulp::{Simd, WithSimd};
@@ -130,7 +130,7 @@ impl<T: Lanes> Place<'_, T> {
     #[inline(always)]
     fn fill<S: Simd, const R: usize, const V: usize>(self, simd: S, strip: &[T], b: &[T], k: usize) {
         let mut sums = zeros::<T, S, R, V>(simd);
-        add_columns::<T, S, R, V>(simd, &mut sums, (strip, R), (b, V * T::lanes::<S>()), k);
+        add_outer::<T, S, R, V, R>(simd, &mut sums, (&strip.as_chunks::<R>().0[..k], 0), b);
         for (row, sums) in self.dst.chunks_exact_mut(self.n).zip(&sums) {
             let mut found = [T::ZERO; VECTORS * MOST_LANES];
             T::vectors_mut::<S>(&mut found)[..V].copy_from_slice(sums);

@@ -4,8 +4,9 @@
 //! Long sums in one register lose digits, so over many channels a tile adds up no more than [`CHAIN`] products and is then
 //! added to what was before: on ResNet-18 that makes the losses of a run ten times as exact, for two percent of the time.
 //!
-//! Per step a tile of R rows and V vectors reads V vectors and R single numbers for R V multiply-adds. With 32 registers 8 x 2
-//! tiles reach the peak of the machine; with 16 there is room for 4 x 2.
+//! Per step a tile of R rows and V vectors reads V vectors and R single numbers for R V multiply-adds. With 32 registers there is room
+//! for 8 x 2 tiles, with 16 for 6 x 2, and for 4 x 2 where rows come in multiples of 8. They come near the peak of the machine where
+//! what they read lies side by side, panel by panel: numbers that are a power of two apart fall into few sets of the first cache.
 
 use crate::cpu::copy::transpose;
 use crate::cpu::lanes::Lanes;
@@ -15,6 +16,10 @@ use std::marker::PhantomData;
 
 /// Vectors a row of a tile, at most.
 pub(crate) const VECTORS: usize = 2;
+
+/// Products of each sum that are added between two looks at whether that was the last. Fewer, and a core spends as long on those looks
+/// as on the products.
+const STEP: usize = 4;
 
 /// Products that one tile adds up at most.
 const CHAIN: usize = 512;
@@ -49,6 +54,27 @@ pub(crate) fn by_panels<T: Lanes, S: Simd, K: ByPanels<T>>(
     }
 }
 
+/// As [`by_panels`], with tiles of so many rows that nothing else may be a multiple of it: 6 where there are 16 registers.
+#[inline(always)]
+pub(crate) fn by_tall_panels<T: Lanes, S: Simd, K: ByPanels<T>>(
+    simd: S,
+    columns: usize,
+    kernel: &mut K,
+    pass: &K::Pass,
+) {
+    let mut column = 0;
+    while column < columns {
+        let vectors = if columns - column >= VECTORS * T::lanes::<S>() { VECTORS } else { 1 };
+        match (S::REGISTER_COUNT >= 32, vectors) {
+            (true, VECTORS) => kernel.panel::<S, 8, VECTORS>(simd, pass, column),
+            (true, _) => kernel.panel::<S, 8, 1>(simd, pass, column),
+            (false, VECTORS) => kernel.panel::<S, 6, VECTORS>(simd, pass, column),
+            (false, _) => kernel.panel::<S, 6, 1>(simd, pass, column),
+        }
+        column += vectors * T::lanes::<S>();
+    }
+}
+
 /// The columns of a vector on a machine, and of a panel, of which the last may be narrower.
 pub(crate) struct Columns {
     pub(crate) lanes: usize,
@@ -73,27 +99,48 @@ impl<T: Lanes> WithSimd for AskColumns<T> {
     }
 }
 
-/// Kernels (taps, width, depth) in panels of columns: (panel, tap, depth, columns of the panel). Taps that nobody uses are
-/// left out.
+/// Whether a kernel (tap, input, output) is read as it lies, or as that of the gradient of its images: (tap, output, input).
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Turned {
+    No,
+    Yes,
+}
+
+/// Kernels (taps, depth, width), or (taps, width, depth) if they are turned, in panels of columns: (panel, tap, depth, columns of the
+/// panel). Taps that nobody uses are left out.
 pub(crate) fn in_panels<T: Lanes>(
     device: &Device,
     kernels: &[T],
-    [taps, width, depth]: [usize; 3],
+    [taps, depth, width]: [usize; 3],
+    turned: Turned,
     is_used: impl Fn(usize) -> bool + Sync,
     panels: &mut [T],
 ) {
+    let _timer = device.time("convolution, kernels in panels");
     let columns = device.arch().dispatch(Columns::of::<T>()).panel;
     device.for_chunks(panels, taps * depth * columns, |i, panel| {
         let (first, columns) = (i * columns, panel.len() / (taps * depth));
         device.arch().dispatch(|| {
-            for (tap, panel) in
-                panel.chunks_exact_mut(depth * columns).enumerate().filter(|(tap, _)| is_used(*tap))
-            {
-                let rows = &kernels[(tap * width + first) * depth..];
-                transpose(rows, depth, [columns, depth], panel, |p| p * columns);
+            let used = panel.chunks_exact_mut(depth * columns).enumerate().filter(|(tap, _)| is_used(*tap));
+            for (tap, panel) in used {
+                let kernel = &kernels[tap * depth * width..][..depth * width];
+                match turned {
+                    Turned::No => side_by_side(kernel, [width, first], panel, columns),
+                    Turned::Yes => {
+                        transpose(&kernel[first * depth..], depth, [columns, depth], panel, |p| p * columns);
+                    }
+                }
             }
         });
     });
+}
+
+/// Some columns of rows of `width` numbers, from `column` on, to rows of `columns` numbers.
+#[inline(always)]
+pub(crate) fn side_by_side<T: Lanes>(rows: &[T], [width, column]: [usize; 2], to: &mut [T], columns: usize) {
+    for (to, row) in to.chunks_exact_mut(columns).zip(rows.chunks_exact(width)) {
+        to.copy_from_slice(&row[column..][..columns]);
+    }
 }
 
 /// R rows of V vectors.
@@ -186,8 +233,27 @@ pub(crate) fn add_rows<T: Lanes, S: Simd, const R: usize, const V: usize>(
     for (row, start) in rows.iter_mut().zip(starts) {
         *row = &a[start..][..depth];
     }
+    let mut done = 0;
+    if b_width == columns {
+        let b = T::vectors::<S>(&b[..depth * columns]).as_chunks::<V>().0.as_chunks::<STEP>().0;
+        let mut steps = [a.as_chunks::<STEP>().0; R];
+        for (step, row) in steps.iter_mut().zip(rows) {
+            *step = &row.as_chunks::<STEP>().0[..b.len()];
+        }
+        for (p, b) in b.iter().enumerate() {
+            for (i, b) in b.iter().enumerate() {
+                for (sums, step) in sums.iter_mut().zip(&steps) {
+                    let a = T::splat(simd, step[p][i]);
+                    for (sum, &b) in sums.iter_mut().zip(b) {
+                        *sum = T::multiply_add(simd, b, a, *sum);
+                    }
+                }
+            }
+        }
+        done = b.len() * STEP;
+    }
     // Counted, so that the compiler sees that every row has its number `p`.
-    for p in 0..depth {
+    for p in done..depth {
         let b = &T::vectors::<S>(&b[p * b_width..][..columns]).as_chunks::<V>().0[0];
         for (sums, row) in sums.iter_mut().zip(&rows) {
             let a = T::splat(simd, row[p]);
@@ -212,6 +278,42 @@ pub(crate) fn add_long_rows<T: Lanes, S: Simd, const R: usize, const V: usize>(
         let mut chain = zeros::<T, S, R, V>(simd);
         add_rows::<T, S, R, V>(simd, &mut chain, a, b, CHAIN.min(depth - from));
         add::<T, S, R, V>(simd, sums, &chain);
+    }
+}
+
+/// `sums[i] += sum over rows of a[row][at + i] b[row]`: rows of `b` are as wide as the tile and follow each other.
+#[inline(always)]
+pub(crate) fn add_outer<T: Lanes, S: Simd, const R: usize, const V: usize, const A: usize>(
+    simd: S,
+    sums: &mut Tile<T, S, R, V>,
+    (a, at): (&[[T; A]], usize),
+    b: &[T],
+) {
+    let b = &T::vectors::<S>(b).as_chunks::<V>().0[..a.len()];
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<STEP>(), b.as_chunks::<STEP>());
+    for (a, b) in a.iter().zip(b) {
+        for (a, b) in a.iter().zip(b) {
+            add_product::<T, S, R, V>(simd, sums, &a[at..], b);
+        }
+    }
+    for (a, b) in a_rest.iter().zip(b_rest) {
+        add_product::<T, S, R, V>(simd, sums, &a[at..], b);
+    }
+}
+
+/// `sums[i] += a[i] b`
+#[inline(always)]
+fn add_product<T: Lanes, S: Simd, const R: usize, const V: usize>(
+    simd: S,
+    sums: &mut Tile<T, S, R, V>,
+    a: &[T],
+    b: &[T::Vector<S>; V],
+) {
+    for (sums, &a) in sums.iter_mut().zip(&a[..R]) {
+        let a = T::splat(simd, a);
+        for (sum, &b) in sums.iter_mut().zip(b) {
+            *sum = T::multiply_add(simd, b, a, *sum);
+        }
     }
 }
 

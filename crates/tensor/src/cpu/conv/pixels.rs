@@ -12,24 +12,23 @@
 use super::Plan;
 use crate::cpu::lanes::{Lanes, MOST_LANES};
 use crate::cpu::tile::{
-    ByPanels, VECTORS, add_columns, add_long_rows, add_to, biased, by_panels, in_panels, store, zeros,
+    ByPanels, Turned, VECTORS, add_long_rows, add_outer, add_to, biased, by_panels, by_tall_panels,
+    in_panels, side_by_side, store, zeros,
 };
 use crate::cpu::window::Slide;
 use crate::device::Device;
 use crate::storage::Storage;
 use pulp::{Simd, WithSimd};
-use std::ops::Range;
 
 /// More taps than this don't fit into the list of links.
 const MAX_TAPS: usize = 64;
 /// With fewer samples the tiles aren't full.
 const MIN_SAMPLES: usize = 4;
-/// Numbers of one side that a block of rows of the kernel gradient holds: so many that they stay in the second cache.
-const BLOCK: usize = 1 << 13;
-/// Gradients of more channels than this lie so far apart that few of a column fit into the first cache: they are laid side by
-/// side first, so many rows of them, or one pixel's.
-const FAR_APART: usize = 255;
-const PACKED_ROWS: usize = 256;
+/// Rows of images and gradients that the kernel gradient takes at once: so many that a block of the one and a panel of the other stay in
+/// the first cache.
+const ROWS: usize = 128;
+/// Channels of a block.
+pub(super) const BLOCK: usize = MOST_LANES;
 /// Input channels that one task of the kernel gradient takes.
 const TASK_CHANNELS: usize = 32;
 
@@ -117,8 +116,7 @@ struct SumLinks<'a, T> {
     /// (pixels, N, depth)
     source: &'a [T],
     depth: usize,
-    /// Toward the output, the kernels as they are: (tap, depth, width); toward the input, panels of columns: (panel, tap, depth,
-    /// columns of the panel).
+    /// Panels of columns: (panel, tap, depth, columns of the panel).
     weights: &'a [T],
     bias: Option<&'a [T]>,
     /// Rows of (pixels, N, width), from row `first` on.
@@ -132,7 +130,7 @@ impl<T: Lanes> WithSimd for SumLinks<'_, T> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        by_panels(simd, self.width, &mut self, &());
+        by_tall_panels(simd, self.width, &mut self, &());
     }
 }
 
@@ -143,12 +141,8 @@ impl<T: Lanes> ByPanels<T> for SumLinks<'_, T> {
     #[inline(always)]
     fn panel<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, (): &(), column: usize) {
         let (n, width, depth) = (self.plan.n, self.width, self.depth);
-        let (panel, b_width) = match self.toward {
-            Toward::Output => (&self.weights[column..], width),
-            Toward::Input => {
-                (&self.weights[self.plan.kh * self.plan.kw * depth * column..], V * T::lanes::<S>())
-            }
-        };
+        let columns = V * T::lanes::<S>();
+        let panel = &self.weights[self.plan.kh * self.plan.kw * depth * column..];
         let start = biased::<T, S, R, V>(simd, self.bias, column);
         let rows = self.result.len() / width;
         let mut row = 0;
@@ -164,7 +158,7 @@ impl<T: Lanes> ByPanels<T> for SumLinks<'_, T> {
                 let mut sums = start;
                 for link in links.iter() {
                     let source = (self.source, offsets.map(|offset| link.pixel * n * depth + offset));
-                    let weights = (&panel[link.tap * depth * b_width..], b_width);
+                    let weights = (&panel[link.tap * depth * columns..], columns);
                     add_long_rows::<T, S, R, V>(simd, &mut sums, source, weights, depth);
                 }
                 let to = &mut self.result[(row + tile) * width..][..height * width];
@@ -175,6 +169,37 @@ impl<T: Lanes> ByPanels<T> for SumLinks<'_, T> {
     }
 }
 
+/// A sum over links, for the whole result.
+struct Sum<'a, T> {
+    plan: &'a Plan,
+    toward: Toward,
+    source: &'a [T],
+    /// (taps, C, O)
+    kernels: &'a [T],
+    bias: Option<&'a [T]>,
+}
+
+impl<T: Lanes> Sum<'_, T> {
+    fn onto(self, device: &Device, out: &mut [T]) {
+        let Sum { plan, toward, source, kernels, bias } = self;
+        let (turned, depth, width) = match toward {
+            Toward::Output => (Turned::No, plan.c, plan.o),
+            Toward::Input => (Turned::Yes, plan.o, plan.c),
+        };
+        let room = Storage::stale(device, size_of_val(kernels));
+        let mut panels = room.write::<T>();
+        let panels = &mut panels[..kernels.len()];
+        let is_used = |tap: usize| is_used(plan, tap);
+        in_panels(device, kernels, [plan.kh * plan.kw, depth, width], turned, is_used, panels);
+        let (weights, rows) = (&*panels, rows_per_task(device, out.len() / width));
+        device.for_chunks(out, rows * width, |i, result| {
+            let first = i * rows;
+            let sum = SumLinks { plan, toward, source, depth, weights, bias, result, width, first };
+            device.arch().dispatch(sum);
+        });
+    }
+}
+
 /// Rows that one task of a sum takes.
 fn rows_per_task(device: &Device, rows: usize) -> usize {
     if device.threads() == 1 { rows } else { rows.div_ceil(4 * device.threads()).next_multiple_of(8) }
@@ -182,50 +207,35 @@ fn rows_per_task(device: &Device, rows: usize) -> usize {
 
 /// `x` is (H W, N, C), `w` (taps, C, O), `out` (OH OW, N, O).
 pub(super) fn forward<T: Lanes>(device: &Device, x: &[T], w: &[T], b: Option<&[T]>, p: Plan, out: &mut [T]) {
-    let rows = rows_per_task(device, out.len() / p.o);
-    let (plan, toward, depth, width) = (&p, Toward::Output, p.c, p.o);
-    device.for_chunks(out, rows * p.o, |i, result| {
-        let first = i * rows;
-        let sum = SumLinks { plan, toward, source: x, depth, weights: w, bias: b, result, width, first };
-        device.arch().dispatch(sum);
-    });
+    let sum = Sum { plan: &p, toward: Toward::Output, source: x, kernels: w, bias: b };
+    sum.onto(device, out);
 }
 
 /// `g` is (OH OW, N, O), `w` (taps, C, O), `out` (H W, N, C).
 pub(super) fn image_gradient<T: Lanes>(device: &Device, g: &[T], w: &[T], p: Plan, out: &mut [T]) {
-    let room = Storage::stale(device, size_of_val(w));
-    let mut turned = room.write::<T>();
-    let turned = &mut turned[..w.len()];
-    {
-        let _timer = device.time("convolution, kernels in panels");
-        in_panels(device, w, [p.kh * p.kw, p.c, p.o], |tap| is_used(&p, tap), turned);
-    }
-    let (weights, rows) = (&*turned, rows_per_task(device, out.len() / p.c));
-    let (plan, toward, depth, width) = (&p, Toward::Input, p.o, p.c);
-    device.for_chunks(out, rows * p.c, |i, result| {
-        let first = i * rows;
-        let sum = SumLinks { plan, toward, source: g, depth, weights, bias: None, result, width, first };
-        device.arch().dispatch(sum);
-    });
+    let sum = Sum { plan: &p, toward: Toward::Input, source: g, kernels: w, bias: None };
+    sum.onto(device, out);
 }
 
 /// The gradient of one tap for some input channels.
 struct SumOuter<'a, T> {
     plan: &'a Plan,
-    tap: usize,
+    /// The pairs of input and output pixels that the tap links.
+    links: &'a [[usize; 2]],
     inputs: &'a [T],
     grads: &'a [T],
     /// The first of the input channels.
     channel: usize,
     /// (input channels, O)
     sums: &'a mut [T],
-    /// Room for the columns of a panel, if they are laid side by side.
-    packed: Option<&'a mut [T]>,
+    /// Room for what some links link: the inputs' channels, (block, rows, BLOCK), and the gradients' columns of a panel.
+    left: &'a mut [T],
+    right: &'a mut [T],
 }
 
-/// Rows that are laid side by side.
-fn packed_rows(p: &Plan) -> usize {
-    PACKED_ROWS.next_multiple_of(p.n)
+/// Links that are summed at once.
+fn links_at_once(p: &Plan) -> usize {
+    (ROWS / p.n).max(1)
 }
 
 impl<T: Lanes> WithSimd for SumOuter<'_, T> {
@@ -233,63 +243,69 @@ impl<T: Lanes> WithSimd for SumOuter<'_, T> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        self.sums.fill(T::ZERO);
-        let Plan { n, c, o, oh, ow, .. } = *self.plan;
-        let area = oh * ow;
-        let some = if self.packed.is_some() { packed_rows(self.plan) / n } else { BLOCK / (n * c.max(o)) };
-        let some = some.max(1);
-        for first in (0..area).step_by(some) {
-            by_panels(simd, self.plan.o, &mut self, &(first..(first + some).min(area)));
+        let Plan { n, c, o, .. } = *self.plan;
+        for (i, links) in self.links.chunks(links_at_once(self.plan)).enumerate() {
+            let rows = links.len() * n;
+            let blocks = self.left.chunks_exact_mut(rows * BLOCK).take(self.sums.len() / (o * BLOCK));
+            for (block, left) in blocks.enumerate() {
+                let channel = self.channel + block * BLOCK;
+                for (left, [input, _]) in left.chunks_exact_mut(n * BLOCK).zip(links) {
+                    side_by_side(&self.inputs[input * n * c..][..n * c], [c, channel], left, BLOCK);
+                }
+            }
+            by_panels(simd, o, &mut self, &Pass { links, is_first: i == 0 });
         }
     }
 }
 
-impl<T: Lanes> ByPanels<T> for SumOuter<'_, T> {
-    /// The output pixels.
-    type Pass = Range<usize>;
+/// Some links.
+struct Pass<'a> {
+    links: &'a [[usize; 2]],
+    is_first: bool,
+}
+
+impl<'a, T: Lanes> ByPanels<T> for SumOuter<'a, T> {
+    type Pass = Pass<'a>;
 
     #[inline(always)]
-    fn panel<S: Simd, const R: usize, const V: usize>(
-        &mut self,
-        simd: S,
-        outputs: &Range<usize>,
-        column: usize,
-    ) {
-        let p = self.plan;
-        let columns = V * T::lanes::<S>();
-        let size = outputs.len() * p.n * columns;
-        if let Some(packed) = &mut self.packed {
-            let rows = self.grads[outputs.start * p.n * p.o + column..].chunks(p.o);
-            for (packed, row) in packed[..size].chunks_exact_mut(columns).zip(rows) {
-                packed.copy_from_slice(&row[..columns]);
-            }
+    fn panel<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, pass: &Pass<'a>, column: usize) {
+        let Plan { n, o, .. } = *self.plan;
+        let (columns, rows) = (V * T::lanes::<S>(), pass.links.len() * n);
+        let right = &mut self.right[..rows * columns];
+        for (right, [_, output]) in right.chunks_exact_mut(n * columns).zip(pass.links) {
+            side_by_side(&self.grads[output * n * o..][..n * o], [o, column], right, columns);
         }
-        for (i, sums) in self.sums.chunks_exact_mut(R * p.o).enumerate() {
-            let channel = self.channel + i * R;
-            let mut tile = zeros::<T, S, R, V>(simd);
-            for output in outputs.clone() {
-                let Some(input) = seen_by(p, self.tap, output) else { continue };
-                let inputs = (&self.inputs[input * p.n * p.c + channel..], p.c);
-                let grads = match &self.packed {
-                    Some(packed) => (&packed[(output - outputs.start) * p.n * columns..size], columns),
-                    None => (&self.grads[output * p.n * p.o + column..], p.o),
-                };
-                add_columns::<T, S, R, V>(simd, &mut tile, inputs, grads, p.n);
+        let left = self.left.as_chunks::<BLOCK>().0.chunks_exact(rows);
+        for (sums, left) in self.sums.chunks_exact_mut(BLOCK * o).zip(left) {
+            for (i, sums) in sums.chunks_exact_mut(R * o).enumerate() {
+                let mut tile = zeros::<T, S, R, V>(simd);
+                add_outer::<T, S, R, V, BLOCK>(simd, &mut tile, (left, i * R), right);
+                if pass.is_first {
+                    store::<T, S, R, V>(&tile, sums, o, column);
+                } else {
+                    add_to::<T, S, R, V>(simd, sums, o, column, &tile);
+                }
             }
-            add_to::<T, S, R, V>(simd, sums, p.o, column, &tile);
         }
     }
 }
 
 /// `x` is (H W, N, C), `g` (OH OW, N, O), `out` (taps, C, O).
 pub(super) fn kernel_gradient<T: Lanes>(device: &Device, x: &[T], g: &[T], p: Plan, out: &mut [T]) {
-    let channels = if p.c.is_multiple_of(TASK_CHANNELS) { TASK_CHANNELS } else { MOST_LANES };
+    let channels = if p.c.is_multiple_of(TASK_CHANNELS) { TASK_CHANNELS } else { BLOCK };
+    let links: Vec<Vec<[usize; 2]>> = (0..p.kh * p.kw)
+        .map(|tap| (0..p.oh * p.ow).filter_map(|output| Some([seen_by(&p, tap, output)?, output])).collect())
+        .collect();
     device.for_chunks(out, channels * p.o, |i, sums| {
-        let (tap, channel) = (i * channels / p.c, i * channels % p.c);
-        let room = (p.o > FAR_APART)
-            .then(|| Storage::stale(device, packed_rows(&p) * VECTORS * MOST_LANES * size_of::<T>()));
-        let mut packed = room.as_ref().map(|room| room.write::<T>());
-        let packed = packed.as_deref_mut();
-        device.arch().dispatch(SumOuter { plan: &p, tap, inputs: x, grads: g, channel, sums, packed });
+        let (links, channel) = (&links[i * channels / p.c][..], i * channels % p.c);
+        if links.is_empty() {
+            return sums.fill(T::ZERO);
+        }
+        let rows = links_at_once(&p) * p.n;
+        let [left, right] = [channels, VECTORS * MOST_LANES]
+            .map(|columns| Storage::stale(device, rows * columns * size_of::<T>()));
+        let (mut left, mut right) = (left.write::<T>(), right.write::<T>());
+        let (left, right) = (&mut left[..], &mut right[..]);
+        device.arch().dispatch(SumOuter { plan: &p, links, inputs: x, grads: g, channel, sums, left, right });
     });
 }

@@ -8,7 +8,10 @@ use super::Plan;
 use super::lowered::sum_over_runs;
 use crate::cpu::copy::transpose;
 use crate::cpu::lanes::{Lanes, MOST_LANES};
-use crate::cpu::tile::{ByPanels, add_columns, add_rows, add_to, biased, by_panels, store, zeros};
+use crate::cpu::tile::{
+    ByPanels, Columns, Turned, add_outer, add_rows, add_to, biased, by_panels, by_tall_panels, in_panels,
+    side_by_side, store, zeros,
+};
 use crate::cpu::window::Slide;
 use crate::device::Device;
 use crate::storage::Storage;
@@ -21,8 +24,8 @@ const MAX_CHANNELS: usize = 15;
 const MAX_DEPTH: usize = 1024;
 /// Rows of a tile, at most: stretches are summed in so many numbers at once for the kernel gradient.
 const MOST_ROWS: usize = 8;
-/// Numbers of gradients that a block of output pixels holds: so many that they stay in the second cache.
-const BLOCK: usize = 1 << 15;
+/// Rows of gradients that the kernel gradient takes at once: so many that a panel of them stays in the first cache.
+const ROWS: usize = 128;
 /// The output pixels fall into this many runs for the kernel gradient, each summed on its own and then together in order, so
 /// that the result doesn't depend on the number of threads.
 const RUNS: usize = 8;
@@ -93,7 +96,7 @@ fn seen(p: &Plan, pixel: usize) -> impl Iterator<Item = (usize, usize)> {
 struct Forward<'a, T> {
     plan: &'a Plan,
     strips: &'a [T],
-    /// (KH, stretch, O)
+    /// (panel, KH, stretch, columns of the panel)
     weights: &'a [T],
     bias: Option<&'a [T]>,
     first: usize,
@@ -105,7 +108,7 @@ impl<T: Lanes> WithSimd for Forward<'_, T> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        by_panels(simd, self.plan.o, &mut self, &());
+        by_tall_panels(simd, self.plan.o, &mut self, &());
     }
 }
 
@@ -115,6 +118,8 @@ impl<T: Lanes> ByPanels<T> for Forward<'_, T> {
     #[inline(always)]
     fn panel<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, (): &(), column: usize) {
         let p = self.plan;
+        let columns = V * T::lanes::<S>();
+        let panel = &self.weights[column * p.kh * stretch(p)..][..columns * p.kh * stretch(p)];
         let start = biased::<T, S, R, V>(simd, self.bias, column);
         let rows = self.out.len() / p.o;
         let mut row = 0;
@@ -126,7 +131,7 @@ impl<T: Lanes> ByPanels<T> for Forward<'_, T> {
             let mut sums = start;
             for (ky, first) in seen(p, pixel) {
                 let strips = (self.strips, samples.map(|sample| first + sample));
-                let weights = (&self.weights[ky * stretch(p) * p.o + column..], p.o);
+                let weights = (&panel[ky * stretch(p) * columns..], columns);
                 add_rows::<T, S, R, V>(simd, &mut sums, strips, weights, stretch(p));
             }
             store::<T, S, R, V>(&sums, &mut self.out[row * p.o..][..height * p.o], p.o, column);
@@ -140,10 +145,15 @@ pub(super) fn forward<T: Lanes>(device: &Device, x: &[T], w: &[T], b: Option<&[T
     let _timer = device.time("convolution by strips");
     let strips = lay_out(device, x, &p);
     let strips = strips.read::<T>();
+    let room = Storage::stale(device, size_of_val(w));
+    let mut weights = room.write::<T>();
+    let weights = &mut weights[..w.len()];
+    in_panels(device, w, [p.kh, stretch(&p), p.o], Turned::No, |_| true, weights);
+    let weights = &*weights;
     let rows = if device.threads() == 1 { p.oh * p.ow * p.n } else { p.ow * p.n };
     device.for_chunks(out, rows * p.o, |i, out| {
         let first = i * rows;
-        device.arch().dispatch(Forward { plan: &p, strips: &strips, weights: w, bias: b, first, out });
+        device.arch().dispatch(Forward { plan: &p, strips: &strips, weights, bias: b, first, out });
     });
 }
 
@@ -155,6 +165,15 @@ struct Gradient<'a, T> {
     pixels: Range<usize>,
     /// (KH, padded stretch, O)
     sums: &'a mut [T],
+    /// Room for what some pixels see by a kernel row, (block, rows, MOST_ROWS), and for their gradients, (panel, rows, columns of the
+    /// panel).
+    left: &'a mut [T],
+    right: &'a mut [T],
+}
+
+/// Output pixels that are summed at once.
+fn pixels_at_once(p: &Plan) -> usize {
+    (ROWS / p.n).max(1)
 }
 
 impl<T: Lanes> WithSimd for Gradient<'_, T> {
@@ -163,35 +182,73 @@ impl<T: Lanes> WithSimd for Gradient<'_, T> {
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
         self.sums.fill(T::ZERO);
-        let (pixels, some) = (self.pixels.clone(), (BLOCK / (self.plan.n * self.plan.o)).max(1));
-        for first in pixels.clone().step_by(some) {
-            by_panels(simd, self.plan.o, &mut self, &(first..(first + some).min(pixels.end)));
+        let Plan { n, o, .. } = *self.plan;
+        let panel = Columns::of::<T>().with_simd(simd).panel;
+        for first in self.pixels.clone().step_by(pixels_at_once(self.plan)) {
+            let pixels = first..(first + pixels_at_once(self.plan)).min(self.pixels.end);
+            let rows = pixels.len() * n;
+            let grads = &self.grads[first * n * o..][..rows * o];
+            for (i, right) in self.right[..rows * o].chunks_mut(rows * panel).enumerate() {
+                let columns = right.len() / rows;
+                side_by_side(grads, [o, i * panel], right, columns);
+            }
+            for ky in 0..self.plan.kh {
+                self.see(&pixels, ky);
+                by_panels(simd, o, &mut self, &Pass { ky, rows });
+            }
         }
     }
 }
 
+impl<T: Lanes> Gradient<'_, T> {
+    /// Lays out what some pixels see by a kernel row; zeros where that is outside.
+    #[inline(always)]
+    fn see(&mut self, pixels: &Range<usize>, ky: usize) {
+        let p = self.plan;
+        let rows = pixels.len() * p.n;
+        for (block, left) in
+            self.left.chunks_exact_mut(rows * MOST_ROWS).take(padded(p) / MOST_ROWS).enumerate()
+        {
+            for (pixel, left) in pixels.clone().zip(left.chunks_exact_mut(p.n * MOST_ROWS)) {
+                match seen(p, pixel).find(|&(at, _)| at == ky) {
+                    Some((_, first)) => {
+                        for (sample, left) in left.as_chunks_mut::<MOST_ROWS>().0.iter_mut().enumerate() {
+                            let strip = &self.strips[first + sample * strip(p) + block * MOST_ROWS..];
+                            left.copy_from_slice(&strip[..MOST_ROWS]);
+                        }
+                    }
+                    None => left.fill(T::ZERO),
+                }
+            }
+        }
+    }
+}
+
+/// A kernel row, and how many rows of gradients.
+struct Pass {
+    ky: usize,
+    rows: usize,
+}
+
 impl<T: Lanes> ByPanels<T> for Gradient<'_, T> {
-    /// The output pixels.
-    type Pass = Range<usize>;
+    type Pass = Pass;
 
     #[inline(always)]
     fn panel<S: Simd, const R: usize, const V: usize>(
         &mut self,
         simd: S,
-        pixels: &Range<usize>,
+        &Pass { ky, rows }: &Pass,
         column: usize,
     ) {
-        let p = self.plan;
-        for (ky, sums) in self.sums.chunks_exact_mut(padded(p) * p.o).enumerate() {
-            for (i, sums) in sums.chunks_exact_mut(R * p.o).enumerate() {
+        let (p, o) = (self.plan, self.plan.o);
+        let right = &self.right[rows * column..];
+        let sums = &mut self.sums[ky * padded(p) * o..][..padded(p) * o];
+        let left = self.left.as_chunks::<MOST_ROWS>().0.chunks_exact(rows);
+        for (sums, left) in sums.chunks_exact_mut(MOST_ROWS * o).zip(left) {
+            for (i, sums) in sums.chunks_exact_mut(R * o).enumerate() {
                 let mut tile = zeros::<T, S, R, V>(simd);
-                for pixel in pixels.clone() {
-                    let Some((_, first)) = seen(p, pixel).find(|&(at, _)| at == ky) else { continue };
-                    let strips = (&self.strips[first + i * R..], strip(p));
-                    let grads = (&self.grads[pixel * p.n * p.o + column..], p.o);
-                    add_columns::<T, S, R, V>(simd, &mut tile, strips, grads, p.n);
-                }
-                add_to::<T, S, R, V>(simd, sums, p.o, column, &tile);
+                add_outer::<T, S, R, V, MOST_ROWS>(simd, &mut tile, (left, i * R), right);
+                add_to::<T, S, R, V>(simd, sums, o, column, &tile);
             }
         }
     }
@@ -207,7 +264,12 @@ pub(super) fn kernel_gradient<T: Lanes>(device: &Device, x: &[T], g: &[T], p: Pl
     let mut total = room.write::<T>();
     let total = &mut total[..size];
     sum_over_runs(device, RUNS, p.oh * p.ow, total, |pixels, sums| {
-        device.arch().dispatch(Gradient { plan: &p, strips: &strips, grads: g, pixels, sums });
+        let rows = pixels_at_once(&p) * p.n;
+        let [left, right] =
+            [padded(&p), p.o].map(|columns| Storage::stale(device, rows * columns * size_of::<T>()));
+        let (mut left, mut right) = (left.write::<T>(), right.write::<T>());
+        let (left, right) = (&mut left[..], &mut right[..]);
+        device.arch().dispatch(Gradient { plan: &p, strips: &strips, grads: g, pixels, sums, left, right });
     });
     let rows = out.chunks_exact_mut(stretch(&p) * p.o);
     for (out, total) in rows.zip(total.chunks_exact(padded(&p) * p.o)) {

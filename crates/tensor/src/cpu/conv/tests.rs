@@ -149,11 +149,12 @@ fn pixels_and_strips_agree_with_the_definition() {
         (66, 16, 16, 7, 6, 0),
         (4, 16, 16, 4, 5, 2),
         (40, 32, 16, 12, 4, 1),
+        (6, 48, 80, 4, 6, 1),
     ] {
         check([n, c, h, w], [o, c, 3, 3], Conv2dOptions { padding: [padding; 2], ..plain });
     }
     check([8, 32, 3, 3], [64, 32, 1, 1], plain);
-    // Gradients that are laid side by side: a block and more, a pixel that is more than a block, columns of a half panel.
+    // Kernel gradients of a block of rows and more, of a pixel that is more than a block, with columns of a half panel.
     check([9, 16, 6, 6], [256, 16, 1, 1], plain);
     check([260, 16, 1, 2], [272, 16, 1, 1], plain);
     check([5, 16, 4, 3], [304, 16, 3, 3], half);
@@ -161,6 +162,8 @@ fn pixels_and_strips_agree_with_the_definition() {
     check([8, 16, 6, 4], [16, 16, 2, 3], plain);
     check([2, 3, 20, 17], [16, 3, 7, 7], Conv2dOptions { stride: [2, 2], padding: [3, 3], ..plain });
     check([300, 16, 9, 9], [16, 16, 3, 3], same);
+    // Strips of several blocks of pixels.
+    check([40, 3, 12, 10], [48, 3, 3, 3], same);
 }
 
 #[test]

@@ -12,9 +12,12 @@
 
 use super::Plan;
 use super::lowered::sum_over_runs;
-use super::pixels;
+use super::pixels::{self, BLOCK};
 use crate::cpu::lanes::Lanes;
-use crate::cpu::tile::{ByPanels, add_columns, add_long_rows, add_to, by_panels, in_panels, store, zeros};
+use crate::cpu::tile::{
+    ByPanels, Columns, Turned, VECTORS, add_long_rows, add_outer, add_to, by_panels, by_tall_panels,
+    in_panels, store, zeros,
+};
 use crate::device::Device;
 use crate::storage::Storage;
 use pulp::{Simd, WithSimd};
@@ -96,32 +99,62 @@ impl Sides {
         })
     }
 
-    /// `B' d B` for the squares of a row and some samples: `out` is (16, squares, samples, depth).
+    /// `B' d B` for the squares of a row and some samples: `out` is (16, panel, squares, samples, columns of the panel), of panels with
+    /// so many columns.
     #[inline(always)]
     fn change<T: Lanes, S: Simd>(
         &self,
         simd: S,
-        source: &[T],
-        zeros: &[T],
+        (source, zeros): (&[T], &[T]),
         row: usize,
         samples: &Range<usize>,
+        columns: usize,
         out: &mut [T],
     ) {
-        let size = samples.len() * self.depth;
+        let rows = self.squares() * samples.len();
         for square in 0..self.squares() {
             let d: [[&[T::Vector<S>]; 4]; 4] = std::array::from_fn(|y| {
                 std::array::from_fn(|x| self.seen::<T, S>(source, zeros, [row, square], [y, x], samples))
             });
-            let mut out =
-                planes::<T, S, ELEMENTS>(out, self.squares() * size, square * size..(square + 1) * size);
-            for i in 0..size / T::lanes::<S>() {
-                let square = d.map(|row| row.map(|d| d[i]));
+            let mut out = planes::<T, S, ELEMENTS>(out, rows * self.depth);
+            let first = square * samples.len();
+            for (from, to) in
+                places([self.depth, columns].map(|count| count / T::lanes::<S>()), rows, first, samples.len())
+            {
+                let square = d.map(|row| row.map(|d| d[from]));
                 let square = transposed(square.map(|row| by_b::<T, S>(simd, row)));
                 let square = transposed(square.map(|column| by_b::<T, S>(simd, column)));
-                out.iter_mut().zip(square.as_flattened()).for_each(|(out, &value)| out[i] = value);
+                out.iter_mut().zip(square.as_flattened()).for_each(|(out, &value)| out[to] = value);
             }
         }
     }
+}
+
+/// Where the numbers of some rows of `width` go that lie side by side, the first of them being row `first` of `rows` in panels of so many
+/// `columns`: (panel, rows, columns of the panel).
+#[inline(always)]
+fn places(
+    [width, columns]: [usize; 2],
+    rows: usize,
+    first: usize,
+    count: usize,
+) -> impl Iterator<Item = (usize, usize)> {
+    (0..count).flat_map(move |row| {
+        (0..width).step_by(columns).flat_map(move |column| {
+            let columns = columns.min(width - column);
+            let (from, to) = (row * width + column, column * rows + (first + row) * columns);
+            (0..columns).map(move |i| (from + i, to + i))
+        })
+    })
+}
+
+/// Numbers of a buffer of the device's cache.
+macro_rules! room {
+    ($device:expr, $count:expr => $storage:ident, $slice:ident) => {
+        let $storage = Storage::stale($device, $count * size_of::<T>());
+        let mut $slice = $storage.write::<T>();
+        let $slice = &mut $slice[..$count];
+    };
 }
 
 #[inline(always)]
@@ -148,11 +181,16 @@ fn by_a_back<T: Lanes, S: Simd>(simd: S, [p, q]: [T::Vector<S>; 2]) -> [T::Vecto
     [p, T::plus(simd, p, q), T::minus(simd, p, q), T::minus(simd, zero, q)]
 }
 
-/// `G g G'` for each of so many kernels: `w` is (9, kernels), `out` (16, kernels).
+/// `G g G'` for the kernels of a panel: `out` is (16, depth, columns of the panel).
 struct ChangeKernels<'a, T> {
-    w: &'a [T],
+    /// From the first of them on.
+    kernels: &'a [T],
+    /// How far it is from tap to tap and from row to row of the depth.
+    tap: usize,
+    row: usize,
+    depth: usize,
     /// Whether kernels are turned around.
-    turned: bool,
+    turned: Turned,
     out: &'a mut [T],
 }
 
@@ -161,24 +199,52 @@ impl<T: Lanes> WithSimd for ChangeKernels<'_, T> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let (count, half) = (self.w.len() / 9, T::splat(simd, T::from_f64(0.5)));
-        let taps: [&[T::Vector<S>]; 9] = std::array::from_fn(|tap| {
-            let tap = if self.turned { 8 - tap } else { tap };
-            T::vectors::<S>(&self.w[tap * count..][..count])
-        });
-        let mut out = planes::<T, S, ELEMENTS>(self.out, count, 0..count);
+        let half = T::splat(simd, T::from_f64(0.5));
+        let plane = self.out.len() / ELEMENTS;
+        let columns = plane / self.depth;
         let by_g = |[a, b, c]: [T::Vector<S>; 3]| {
             let outer = T::times(simd, half, T::plus(simd, a, c));
             let middle = T::times(simd, half, b);
             [a, T::plus(simd, outer, middle), T::minus(simd, outer, middle), c]
         };
-        for i in 0..count / T::lanes::<S>() {
-            let kernel: [[_; 3]; 3] = std::array::from_fn(|y| std::array::from_fn(|x| taps[3 * y + x][i]));
-            let columns = transposed(kernel.map(by_g));
-            let square = transposed(columns.map(by_g));
-            out.iter_mut().zip(square.as_flattened()).for_each(|(out, &value)| out[i] = value);
+        for row in 0..self.depth {
+            let taps: [&[T::Vector<S>]; 9] = std::array::from_fn(|tap| {
+                let tap = if self.turned == Turned::Yes { 8 - tap } else { tap };
+                T::vectors::<S>(&self.kernels[tap * self.tap + row * self.row..][..columns])
+            });
+            let mut out = planes::<T, S, ELEMENTS>(self.out, plane)
+                .map(|out| &mut out[row * columns / T::lanes::<S>()..]);
+            for i in 0..columns / T::lanes::<S>() {
+                let kernel: [[_; 3]; 3] =
+                    std::array::from_fn(|y| std::array::from_fn(|x| taps[3 * y + x][i]));
+                let columns = transposed(kernel.map(by_g));
+                let square = transposed(columns.map(by_g));
+                out.iter_mut().zip(square.as_flattened()).for_each(|(out, &value)| out[i] = value);
+            }
         }
     }
+}
+
+/// The changed kernels (9, C, O) in panels of columns: (panel, 16, depth, columns of the panel). Columns are outputs, and the depth inputs,
+/// or the other way around where kernels are turned.
+fn change_kernels<T: Lanes>(device: &Device, w: &[T], [c, o]: [usize; 2], turned: Turned, panels: &mut [T]) {
+    let (depth, width) = if turned == Turned::Yes { (o, c) } else { (c, o) };
+    let room = if turned == Turned::Yes { w.len() } else { 0 };
+    room!(device, room => storage, lying);
+    if turned == Turned::Yes {
+        in_panels(device, w, [9, depth, width], turned, |_| true, lying);
+    }
+    let lying = &*lying;
+    let _timer = device.time("convolution, kernels in panels");
+    let panel = device.arch().dispatch(Columns::of::<T>()).panel;
+    device.for_chunks(panels, ELEMENTS * depth * panel, |i, out| {
+        let (first, columns) = (i * panel, out.len() / (ELEMENTS * depth));
+        let (kernels, tap, row) = match turned {
+            Turned::No => (&w[first..], depth * width, width),
+            Turned::Yes => (&lying[9 * depth * first..], depth * columns, columns),
+        };
+        device.arch().dispatch(ChangeKernels { kernels, tap, row, depth, turned, out });
+    });
 }
 
 /// `G' u G`, the way back for gradients: `u` is (16, kernels), `out` (9, kernels).
@@ -195,7 +261,7 @@ impl<T: Lanes> WithSimd for ChangeKernelsBack<'_, T> {
         let (count, half) = (self.out.len() / 9, T::splat(simd, T::from_f64(0.5)));
         let u: [&[T::Vector<S>]; ELEMENTS] =
             std::array::from_fn(|element| T::vectors::<S>(&self.u[element * count..][..count]));
-        let mut out = planes::<T, S, 9>(self.out, count, 0..count);
+        let mut out = planes::<T, S, 9>(self.out, count);
         let by_g_back = |[a, b, c, d]: [T::Vector<S>; 4]| {
             let sum = T::times(simd, half, T::plus(simd, b, c));
             let difference = T::times(simd, half, T::minus(simd, b, c));
@@ -210,36 +276,19 @@ impl<T: Lanes> WithSimd for ChangeKernelsBack<'_, T> {
     }
 }
 
-/// The numbers `part` of each of the first planes, of `size` numbers, that `values` holds; as vectors.
+/// The first planes, of `size` numbers, that `values` holds; as vectors.
 #[inline(always)]
-fn planes<T: Lanes, S: Simd, const N: usize>(
-    values: &mut [T],
-    size: usize,
-    part: Range<usize>,
-) -> [&mut [T::Vector<S>]; N] {
+fn planes<T: Lanes, S: Simd, const N: usize>(values: &mut [T], size: usize) -> [&mut [T::Vector<S>]; N] {
     let mut planes = values.chunks_exact_mut(size);
-    std::array::from_fn(|_| {
-        let plane = planes.next().expect("as many planes as are asked for");
-        T::vectors_mut::<S>(&mut plane[part.clone()])
-    })
-}
-
-/// Numbers of a buffer of the device's cache.
-macro_rules! room {
-    ($device:expr, $count:expr => $storage:ident, $slice:ident) => {
-        let $storage = Storage::stale($device, $count * size_of::<T>());
-        let mut $slice = $storage.write::<T>();
-        let $slice = &mut $slice[..$count];
-    };
+    std::array::from_fn(|_| T::vectors_mut::<S>(planes.next().expect("as many planes as are asked for")))
 }
 
 /// A row of squares of the result.
 struct SumSquares<'a, T> {
     sides: Sides,
     source: &'a [T],
-    /// Changed kernels: in panels of columns (panel, 16, depth, columns of the panel), or as (16, depth, width).
+    /// Changed kernels, as [`change_kernels`] leaves them.
     weights: &'a [T],
-    in_panels: bool,
     bias: Option<&'a [T]>,
     row: usize,
     /// Two rows of pixels, or one at the very end.
@@ -258,9 +307,9 @@ impl<T: Lanes> WithSimd for SumSquares<'_, T> {
         for samples in self.sides.parts() {
             let rows = self.sides.squares() * samples.len();
             let changed = &mut self.changed[..ELEMENTS * rows * depth];
-            self.sides.change::<T, S>(simd, self.source, self.zeros, self.row, &samples, changed);
+            self.sides.change::<T, S>(simd, (self.source, self.zeros), self.row, &samples, depth, changed);
             for element in 0..ELEMENTS {
-                by_panels(simd, width, &mut self, &Product { element, rows });
+                by_tall_panels(simd, width, &mut self, &Product { element, rows });
             }
             self.change_back::<S>(simd, &samples);
         }
@@ -280,10 +329,7 @@ impl<T: Lanes> ByPanels<T> for SumSquares<'_, T> {
     fn panel<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, pass: &Product, column: usize) {
         let (&Product { element, rows }, Sides { depth, width, .. }) = (pass, self.sides);
         let columns = V * T::lanes::<S>();
-        let weights = match self.in_panels {
-            true => (&self.weights[(ELEMENTS * column + element * columns) * depth..], columns),
-            false => (&self.weights[element * depth * width + column..], width),
-        };
+        let weights = (&self.weights[(ELEMENTS * column + element * columns) * depth..], columns);
         let source = &self.changed[element * rows * depth..][..rows * depth];
         let products = &mut self.products[element * rows * width..][..rows * width];
         for row in (0..rows).step_by(R) {
@@ -340,7 +386,6 @@ fn sum_squares<T: Lanes>(
     sides: Sides,
     source: &[T],
     weights: &[T],
-    in_panels: bool,
     bias: Option<&[T]>,
     result: &mut [T],
 ) {
@@ -351,8 +396,7 @@ fn sum_squares<T: Lanes>(
         zeros.fill(T::ZERO);
         room!(device, ELEMENTS * rows * depth => storage, changed);
         room!(device, ELEMENTS * rows * width => storage, products);
-        let sum =
-            SumSquares { sides, source, weights, in_panels, bias, row, result, zeros, changed, products };
+        let sum = SumSquares { sides, source, weights, bias, row, result, zeros, changed, products };
         device.arch().dispatch(sum);
     });
 }
@@ -360,25 +404,19 @@ fn sum_squares<T: Lanes>(
 /// `x` is (H W, N, C), `w` (9, C, O), `out` (OH OW, N, O).
 pub(super) fn forward<T: Lanes>(device: &Device, x: &[T], w: &[T], b: Option<&[T]>, p: Plan, out: &mut [T]) {
     room!(device, ELEMENTS * p.o * p.c => storage, changed);
-    device.arch().dispatch(ChangeKernels { w, turned: false, out: changed });
+    change_kernels(device, w, [p.c, p.o], Turned::No, changed);
     let (from, to) = ([p.h, p.w], [p.oh, p.ow]);
     let sides = Sides { n: p.n, from, depth: p.c, to, width: p.o, padding: p.options.padding[0] };
-    sum_squares(device, sides, x, changed, false, b, out);
+    sum_squares(device, sides, x, changed, b, out);
 }
 
 /// `g` is (OH OW, N, O), `w` (9, C, O), `out` (H W, N, C).
 pub(super) fn image_gradient<T: Lanes>(device: &Device, g: &[T], w: &[T], p: Plan, out: &mut [T]) {
-    let size = ELEMENTS * p.o * p.c;
-    room!(device, size => storage, changed);
-    room!(device, size => storage, panels);
-    {
-        let _timer = device.time("convolution, kernels in panels");
-        device.arch().dispatch(ChangeKernels { w, turned: true, out: changed });
-        in_panels(device, changed, [ELEMENTS, p.c, p.o], |_| true, panels);
-    }
+    room!(device, ELEMENTS * p.o * p.c => storage, changed);
+    change_kernels(device, w, [p.c, p.o], Turned::Yes, changed);
     let (from, to) = ([p.oh, p.ow], [p.h, p.w]);
     let sides = Sides { n: p.n, from, depth: p.o, to, width: p.c, padding: 2 - p.options.padding[0] };
-    sum_squares(device, sides, g, panels, true, None, out);
+    sum_squares(device, sides, g, changed, None, out);
 }
 
 /// The gradient of the changed kernels over some rows of squares.
@@ -389,7 +427,9 @@ struct SumOuter<'a, T> {
     grads: &'a [T],
     rows: Range<usize>,
     zeros: &'a [T],
+    /// (16, block, rows, BLOCK)
     changed_images: &'a mut [T],
+    /// (16, panel, rows, columns of the panel)
     changed_grads: &'a mut [T],
     /// (16, C, O)
     sums: &'a mut [T],
@@ -406,7 +446,7 @@ impl<T: Lanes> WithSimd for SumOuter<'_, T> {
             for samples in self.inputs.parts() {
                 let rows = self.inputs.squares() * samples.len();
                 let changed = &mut self.changed_images[..ELEMENTS * rows * depth];
-                self.inputs.change::<T, S>(simd, self.images, self.zeros, row, &samples, changed);
+                self.inputs.change::<T, S>(simd, (self.images, self.zeros), row, &samples, BLOCK, changed);
                 self.change_grads::<S>(simd, row, &samples);
                 for element in 0..ELEMENTS {
                     by_panels(simd, width, &mut self, &Product { element, rows });
@@ -430,16 +470,15 @@ impl<T: Lanes> SumOuter<'_, T> {
                 T::vectors::<S>(if inside { &self.grads[start..][..size] } else { &self.zeros[..size] })
             };
             let grads = [[pixel(0, 0), pixel(0, 1)], [pixel(1, 0), pixel(1, 1)]];
-            let mut out = planes::<T, S, ELEMENTS>(
-                self.changed_grads,
-                self.inputs.squares() * size,
-                square * size..(square + 1) * size,
-            );
-            for i in 0..size / T::lanes::<S>() {
-                let square = grads.map(|row| row.map(|grad| grad[i]));
+            let rows = self.inputs.squares() * samples.len();
+            let mut out = planes::<T, S, ELEMENTS>(self.changed_grads, rows * width);
+            for (from, to) in
+                places([width / T::lanes::<S>(), VECTORS], rows, square * samples.len(), samples.len())
+            {
+                let square = grads.map(|row| row.map(|grad| grad[from]));
                 let columns = transposed(square.map(|row| by_a_back::<T, S>(simd, row)));
                 let square = transposed(columns.map(|column| by_a_back::<T, S>(simd, column)));
-                out.iter_mut().zip(square.as_flattened()).for_each(|(out, &value)| out[i] = value);
+                out.iter_mut().zip(square.as_flattened()).for_each(|(out, &value)| out[to] = value);
             }
         }
     }
@@ -452,13 +491,15 @@ impl<T: Lanes> ByPanels<T> for SumOuter<'_, T> {
     fn panel<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, pass: &Product, column: usize) {
         let (&Product { element, rows }, Sides { depth, width, .. }) = (pass, self.inputs);
         let images = &self.changed_images[element * rows * depth..][..rows * depth];
-        let grads = &self.changed_grads[element * rows * width..][..rows * width];
+        let grads = &self.changed_grads[element * rows * width + column * rows..];
         let sums = &mut self.sums[element * width * depth..][..width * depth];
-        for (i, sums) in sums.chunks_exact_mut(R * width).enumerate() {
-            let mut tile = zeros::<T, S, R, V>(simd);
-            let (images, grads) = ((&images[i * R..], depth), (&grads[column..], width));
-            add_columns::<T, S, R, V>(simd, &mut tile, images, grads, rows);
-            add_to::<T, S, R, V>(simd, sums, width, column, &tile);
+        let blocks = images.as_chunks::<BLOCK>().0.chunks_exact(rows);
+        for (sums, images) in sums.chunks_exact_mut(BLOCK * width).zip(blocks) {
+            for (i, sums) in sums.chunks_exact_mut(R * width).enumerate() {
+                let mut tile = zeros::<T, S, R, V>(simd);
+                add_outer::<T, S, R, V, BLOCK>(simd, &mut tile, (images, i * R), grads);
+                add_to::<T, S, R, V>(simd, sums, width, column, &tile);
+            }
         }
     }
 }
