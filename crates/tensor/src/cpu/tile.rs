@@ -33,7 +33,7 @@ pub(crate) trait ByPanels<T: Lanes> {
     fn panel<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, pass: &Self::Pass, column: usize);
 }
 
-/// A pass of `kernel` over `columns` columns, with tiles as large as the machine's registers hold.
+/// A pass of `kernel` over `columns` columns, with tiles as large as the machine's registers hold, of as many rows as divide 8.
 #[inline(always)]
 pub(crate) fn by_panels<T: Lanes, S: Simd, K: ByPanels<T>>(
     simd: S,
@@ -41,22 +41,29 @@ pub(crate) fn by_panels<T: Lanes, S: Simd, K: ByPanels<T>>(
     kernel: &mut K,
     pass: &K::Pass,
 ) {
-    let mut column = 0;
-    while column < columns {
-        let vectors = if columns - column >= VECTORS * T::lanes::<S>() { VECTORS } else { 1 };
-        match (S::REGISTER_COUNT >= 32, vectors) {
-            (true, VECTORS) => kernel.panel::<S, 8, VECTORS>(simd, pass, column),
-            (true, _) => kernel.panel::<S, 8, 1>(simd, pass, column),
-            (false, VECTORS) => kernel.panel::<S, 4, VECTORS>(simd, pass, column),
-            (false, _) => kernel.panel::<S, 4, 1>(simd, pass, column),
-        }
-        column += vectors * T::lanes::<S>();
+    by_panels_of::<T, S, K, 4>(simd, columns, kernel, pass);
+}
+
+/// As [`by_panels`], for a kernel that has so many rows to take one after the other, of which a last tile may have fewer: with 16
+/// registers tiles of 6 rows are faster by an eighth than those of 4, if not too many of their rows are wasted.
+#[inline(always)]
+pub(crate) fn by_tall_panels<T: Lanes, S: Simd, K: ByPanels<T>>(
+    simd: S,
+    rows: usize,
+    columns: usize,
+    kernel: &mut K,
+    pass: &K::Pass,
+) {
+    if rows.next_multiple_of(6) * 7 <= rows.next_multiple_of(4) * 8 {
+        by_panels_of::<T, S, K, 6>(simd, columns, kernel, pass);
+    } else {
+        by_panels_of::<T, S, K, 4>(simd, columns, kernel, pass);
     }
 }
 
-/// As [`by_panels`], with tiles of so many rows that nothing else may be a multiple of it: 6 where there are 16 registers.
+/// With tiles of `FEW` rows where there are 16 registers.
 #[inline(always)]
-pub(crate) fn by_tall_panels<T: Lanes, S: Simd, K: ByPanels<T>>(
+fn by_panels_of<T: Lanes, S: Simd, K: ByPanels<T>, const FEW: usize>(
     simd: S,
     columns: usize,
     kernel: &mut K,
@@ -68,8 +75,8 @@ pub(crate) fn by_tall_panels<T: Lanes, S: Simd, K: ByPanels<T>>(
         match (S::REGISTER_COUNT >= 32, vectors) {
             (true, VECTORS) => kernel.panel::<S, 8, VECTORS>(simd, pass, column),
             (true, _) => kernel.panel::<S, 8, 1>(simd, pass, column),
-            (false, VECTORS) => kernel.panel::<S, 6, VECTORS>(simd, pass, column),
-            (false, _) => kernel.panel::<S, 6, 1>(simd, pass, column),
+            (false, VECTORS) => kernel.panel::<S, FEW, VECTORS>(simd, pass, column),
+            (false, _) => kernel.panel::<S, FEW, 1>(simd, pass, column),
         }
         column += vectors * T::lanes::<S>();
     }
@@ -106,20 +113,21 @@ pub(crate) enum Turned {
     Yes,
 }
 
-/// Kernels (taps, depth, width), or (taps, width, depth) if they are turned, in panels of columns: (panel, tap, depth, columns of the
+/// Some columns of kernels (taps, depth, width), or (taps, width, depth) if they are turned, in panels: (panel, tap, depth, columns of the
 /// panel). Taps that nobody uses are left out.
 pub(crate) fn in_panels<T: Lanes>(
     device: &Device,
     kernels: &[T],
     [taps, depth, width]: [usize; 3],
     turned: Turned,
+    from: usize,
     is_used: impl Fn(usize) -> bool + Sync,
     panels: &mut [T],
 ) {
     let _timer = device.time("convolution, kernels in panels");
     let columns = device.arch().dispatch(Columns::of::<T>()).panel;
     device.for_chunks(panels, taps * depth * columns, |i, panel| {
-        let (first, columns) = (i * columns, panel.len() / (taps * depth));
+        let (first, columns) = (from + i * columns, panel.len() / (taps * depth));
         device.arch().dispatch(|| {
             let used = panel.chunks_exact_mut(depth * columns).enumerate().filter(|(tap, _)| is_used(*tap));
             for (tap, panel) in used {

@@ -3,30 +3,36 @@
 //! Images lie in pixel order, (H W, N, C), and kernels tap by tap, (KH KW, C, O): see [`crate::Order`]. A pixel of the result is
 //! a sum over its *links*: pairs of a kernel tap and the source pixel that it sees. Taps that fall into the padding have no
 //! link, so nothing is multiplied with zeros: of the taps of a 3x3 kernel on 2x2 pixels more than half meet padding, on 1x1
-//! pixels eight of nine. All links of a result are summed in registers ([`crate::cpu::tile`]), and nothing is laid out anew.
+//! pixels eight of nine. All links of a result are summed in registers ([`crate::cpu::tile`]). Images are read as they lie; kernels are
+//! laid out in panels as wide as a tile, some at a time, which stay in the second cache while they are summed with.
 //!
-//! The gradient of the images is the same sum with the links turned around; it needs the kernels turned around too, in panels
-//! as wide as a tile. The gradient of a kernel tap is the sum of outer
-//! products over the pairs of pixels that the tap links.
+//! The gradient of the images is the same sum with the links and the kernels turned around. The gradient of a kernel tap is the sum of
+//! outer products over the pairs of pixels that the tap links, of which a few at a time are laid side by side.
 
 use super::Plan;
 use crate::cpu::lanes::{Lanes, MOST_LANES};
 use crate::cpu::tile::{
-    ByPanels, Turned, VECTORS, add_long_rows, add_outer, add_to, biased, by_panels, by_tall_panels,
+    ByPanels, Columns, Turned, VECTORS, add_long_rows, add_outer, add_to, biased, by_panels, by_tall_panels,
     in_panels, side_by_side, store, zeros,
 };
 use crate::cpu::window::Slide;
 use crate::device::Device;
 use crate::storage::Storage;
 use pulp::{Simd, WithSimd};
+use std::ops::Range;
 
 /// More taps than this don't fit into the list of links.
 const MAX_TAPS: usize = 64;
 /// With fewer samples the tiles aren't full.
 const MIN_SAMPLES: usize = 4;
+/// Numbers of kernels, for each thread, that are laid out in panels before they are summed with: so many that they are still in the second
+/// cache then.
+const LAID_OUT: usize = 1 << 17;
 /// Rows of images and gradients that the kernel gradient takes at once: so many that a block of the one and a panel of the other stay in
 /// the first cache.
 const ROWS: usize = 128;
+/// Pixels that these are of, at most.
+const MOST_LINKS: usize = ROWS / MIN_SAMPLES;
 /// Channels of a block.
 pub(super) const BLOCK: usize = MOST_LANES;
 /// Input channels that one task of the kernel gradient takes.
@@ -116,8 +122,9 @@ struct SumLinks<'a, T> {
     /// (pixels, N, depth)
     source: &'a [T],
     depth: usize,
-    /// Panels of columns: (panel, tap, depth, columns of the panel).
+    /// Some columns, in panels: (panel, tap, depth, columns of the panel).
     weights: &'a [T],
+    columns: Range<usize>,
     bias: Option<&'a [T]>,
     /// Rows of (pixels, N, width), from row `first` on.
     result: &'a mut [T],
@@ -130,7 +137,7 @@ impl<T: Lanes> WithSimd for SumLinks<'_, T> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        by_tall_panels(simd, self.width, &mut self, &());
+        by_tall_panels(simd, self.plan.n, self.columns.len(), &mut self, &());
     }
 }
 
@@ -143,6 +150,7 @@ impl<T: Lanes> ByPanels<T> for SumLinks<'_, T> {
         let (n, width, depth) = (self.plan.n, self.width, self.depth);
         let columns = V * T::lanes::<S>();
         let panel = &self.weights[self.plan.kh * self.plan.kw * depth * column..];
+        let column = self.columns.start + column;
         let start = biased::<T, S, R, V>(simd, self.bias, column);
         let rows = self.result.len() / width;
         let mut row = 0;
@@ -186,23 +194,40 @@ impl<T: Lanes> Sum<'_, T> {
             Toward::Output => (Turned::No, plan.c, plan.o),
             Toward::Input => (Turned::Yes, plan.o, plan.c),
         };
-        let room = Storage::stale(device, size_of_val(kernels));
-        let mut panels = room.write::<T>();
-        let panels = &mut panels[..kernels.len()];
-        let is_used = |tap: usize| is_used(plan, tap);
-        in_panels(device, kernels, [plan.kh * plan.kw, depth, width], turned, is_used, panels);
-        let (weights, rows) = (&*panels, rows_per_task(device, out.len() / width));
-        device.for_chunks(out, rows * width, |i, result| {
-            let first = i * rows;
-            let sum = SumLinks { plan, toward, source, depth, weights, bias, result, width, first };
-            device.arch().dispatch(sum);
-        });
+        let sizes = [plan.kh * plan.kw, depth, width];
+        let panel = device.arch().dispatch(Columns::of::<T>()).panel;
+        let some =
+            (LAID_OUT * device.threads() / (sizes[0] * depth)).max(1).next_multiple_of(panel).min(width);
+        let rows = rows_per_task(device, out.len() / width);
+        let room = Storage::stale(device, sizes[0] * depth * some * size_of::<T>());
+        for from in (0..width).step_by(some) {
+            let columns = from..width.min(from + some);
+            let mut weights = room.write::<T>();
+            let weights = &mut weights[..sizes[0] * depth * columns.len()];
+            in_panels(device, kernels, sizes, turned, from, |tap| is_used(plan, tap), weights);
+            let weights = &*weights;
+            device.for_chunks(out, rows * width, |i, result| {
+                let (columns, first) = (columns.clone(), i * rows);
+                device.arch().dispatch(SumLinks {
+                    plan,
+                    toward,
+                    source,
+                    depth,
+                    weights,
+                    columns,
+                    bias,
+                    result,
+                    width,
+                    first,
+                });
+            });
+        }
     }
 }
 
-/// Rows that one task of a sum takes.
+/// Rows that one task of a sum takes: whole tiles of 4, 6 and 8.
 fn rows_per_task(device: &Device, rows: usize) -> usize {
-    if device.threads() == 1 { rows } else { rows.div_ceil(4 * device.threads()).next_multiple_of(8) }
+    if device.threads() == 1 { rows } else { rows.div_ceil(4 * device.threads()).next_multiple_of(24) }
 }
 
 /// `x` is (H W, N, C), `w` (taps, C, O), `out` (OH OW, N, O).
@@ -220,8 +245,7 @@ pub(super) fn image_gradient<T: Lanes>(device: &Device, g: &[T], w: &[T], p: Pla
 /// The gradient of one tap for some input channels.
 struct SumOuter<'a, T> {
     plan: &'a Plan,
-    /// The pairs of input and output pixels that the tap links.
-    links: &'a [[usize; 2]],
+    tap: usize,
     inputs: &'a [T],
     grads: &'a [T],
     /// The first of the input channels.
@@ -235,7 +259,7 @@ struct SumOuter<'a, T> {
 
 /// Links that are summed at once.
 fn links_at_once(p: &Plan) -> usize {
-    (ROWS / p.n).max(1)
+    (ROWS / p.n).clamp(1, MOST_LINKS)
 }
 
 impl<T: Lanes> WithSimd for SumOuter<'_, T> {
@@ -243,36 +267,56 @@ impl<T: Lanes> WithSimd for SumOuter<'_, T> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        let Plan { n, c, o, .. } = *self.plan;
-        for (i, links) in self.links.chunks(links_at_once(self.plan)).enumerate() {
-            let rows = links.len() * n;
-            let blocks = self.left.chunks_exact_mut(rows * BLOCK).take(self.sums.len() / (o * BLOCK));
-            for (block, left) in blocks.enumerate() {
-                let channel = self.channel + block * BLOCK;
-                for (left, [input, _]) in left.chunks_exact_mut(n * BLOCK).zip(links) {
-                    side_by_side(&self.inputs[input * n * c..][..n * c], [c, channel], left, BLOCK);
-                }
+        let (p, area) = (self.plan, self.plan.oh * self.plan.ow);
+        let mut pass = Pass { links: [[0; 2]; MOST_LINKS], count: 0, is_first: true };
+        for output in 0..area {
+            if let Some(input) = seen_by(p, self.tap, output) {
+                pass.links[pass.count] = [input, output];
+                pass.count += 1;
             }
-            by_panels(simd, o, &mut self, &Pass { links, is_first: i == 0 });
+            if pass.count == links_at_once(p) || (output + 1 == area && pass.count > 0) {
+                self.lay_out_inputs(&pass.links[..pass.count]);
+                by_panels(simd, p.o, &mut self, &pass);
+                (pass.count, pass.is_first) = (0, false);
+            }
+        }
+        if pass.is_first {
+            self.sums.fill(T::ZERO);
         }
     }
 }
 
-/// Some links.
-struct Pass<'a> {
-    links: &'a [[usize; 2]],
+impl<T: Lanes> SumOuter<'_, T> {
+    #[inline(always)]
+    fn lay_out_inputs(&mut self, links: &[[usize; 2]]) {
+        let Plan { n, c, o, .. } = *self.plan;
+        let blocks = self.left.chunks_exact_mut(links.len() * n * BLOCK).take(self.sums.len() / (o * BLOCK));
+        for (block, left) in blocks.enumerate() {
+            let channel = self.channel + block * BLOCK;
+            for (left, [input, _]) in left.chunks_exact_mut(n * BLOCK).zip(links) {
+                side_by_side(&self.inputs[input * n * c..][..n * c], [c, channel], left, BLOCK);
+            }
+        }
+    }
+}
+
+/// Some pairs of input and output pixels that a tap links.
+struct Pass {
+    links: [[usize; 2]; MOST_LINKS],
+    count: usize,
     is_first: bool,
 }
 
-impl<'a, T: Lanes> ByPanels<T> for SumOuter<'a, T> {
-    type Pass = Pass<'a>;
+impl<T: Lanes> ByPanels<T> for SumOuter<'_, T> {
+    type Pass = Pass;
 
     #[inline(always)]
-    fn panel<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, pass: &Pass<'a>, column: usize) {
+    fn panel<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, pass: &Pass, column: usize) {
         let Plan { n, o, .. } = *self.plan;
-        let (columns, rows) = (V * T::lanes::<S>(), pass.links.len() * n);
+        let links = &pass.links[..pass.count];
+        let (columns, rows) = (V * T::lanes::<S>(), links.len() * n);
         let right = &mut self.right[..rows * columns];
-        for (right, [_, output]) in right.chunks_exact_mut(n * columns).zip(pass.links) {
+        for (right, [_, output]) in right.chunks_exact_mut(n * columns).zip(links) {
             side_by_side(&self.grads[output * n * o..][..n * o], [o, column], right, columns);
         }
         let left = self.left.as_chunks::<BLOCK>().0.chunks_exact(rows);
@@ -293,19 +337,13 @@ impl<'a, T: Lanes> ByPanels<T> for SumOuter<'a, T> {
 /// `x` is (H W, N, C), `g` (OH OW, N, O), `out` (taps, C, O).
 pub(super) fn kernel_gradient<T: Lanes>(device: &Device, x: &[T], g: &[T], p: Plan, out: &mut [T]) {
     let channels = if p.c.is_multiple_of(TASK_CHANNELS) { TASK_CHANNELS } else { BLOCK };
-    let links: Vec<Vec<[usize; 2]>> = (0..p.kh * p.kw)
-        .map(|tap| (0..p.oh * p.ow).filter_map(|output| Some([seen_by(&p, tap, output)?, output])).collect())
-        .collect();
     device.for_chunks(out, channels * p.o, |i, sums| {
-        let (links, channel) = (&links[i * channels / p.c][..], i * channels % p.c);
-        if links.is_empty() {
-            return sums.fill(T::ZERO);
-        }
+        let (tap, channel) = (i * channels / p.c, i * channels % p.c);
         let rows = links_at_once(&p) * p.n;
         let [left, right] = [channels, VECTORS * MOST_LANES]
             .map(|columns| Storage::stale(device, rows * columns * size_of::<T>()));
         let (mut left, mut right) = (left.write::<T>(), right.write::<T>());
         let (left, right) = (&mut left[..], &mut right[..]);
-        device.arch().dispatch(SumOuter { plan: &p, links, inputs: x, grads: g, channel, sums, left, right });
+        device.arch().dispatch(SumOuter { plan: &p, tap, inputs: x, grads: g, channel, sums, left, right });
     });
 }

@@ -2,7 +2,7 @@
 //! as a *strip*: its pixels with the zeros of the padding before and after them, all channels of a pixel side by side. What a
 //! kernel row sees for an output pixel is then one stretch of a strip, so the sums of a pixel run over as many stretches as
 //! kernels have rows, in the tiles of [`crate::cpu::tile`]. Images lie row-major, as they come from a loader; kernels tap by tap;
-//! outputs in pixel order.
+//! outputs in pixel order. For the gradient of the kernels, stretches and gradients of some pixels are laid side by side.
 
 use super::Plan;
 use super::lowered::sum_over_runs;
@@ -108,7 +108,7 @@ impl<T: Lanes> WithSimd for Forward<'_, T> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        by_tall_panels(simd, self.plan.o, &mut self, &());
+        by_tall_panels(simd, self.plan.n, self.plan.o, &mut self, &());
     }
 }
 
@@ -148,7 +148,7 @@ pub(super) fn forward<T: Lanes>(device: &Device, x: &[T], w: &[T], b: Option<&[T
     let room = Storage::stale(device, size_of_val(w));
     let mut weights = room.write::<T>();
     let weights = &mut weights[..w.len()];
-    in_panels(device, w, [p.kh, stretch(&p), p.o], Turned::No, |_| true, weights);
+    in_panels(device, w, [p.kh, stretch(&p), p.o], Turned::No, 0, |_| true, weights);
     let weights = &*weights;
     let rows = if device.threads() == 1 { p.oh * p.ow * p.n } else { p.ow * p.n };
     device.for_chunks(out, rows * p.o, |i, out| {

@@ -162,7 +162,13 @@ fn pixels_and_strips_agree_with_the_definition() {
     check([8, 16, 6, 4], [16, 16, 2, 3], plain);
     check([2, 3, 20, 17], [16, 3, 7, 7], Conv2dOptions { stride: [2, 2], padding: [3, 3], ..plain });
     check([300, 16, 9, 9], [16, 16, 3, 3], same);
-    // Strips of several blocks of pixels.
+    // Sums of more than a chain, in panels.
+    check([4, 528, 2, 2], [16, 528, 3, 3], same);
+    check([4, 16, 2, 2], [528, 16, 3, 3], same);
+    check([4, 528, 4, 4], [16, 528, 3, 3], same);
+    check([9, 16, 1, 1], [16, 16, 5, 5], Conv2dOptions { padding: [2, 2], ..plain });
+    // Strips of several blocks of pixels, and of one that is more than a block.
+    check([130, 2, 4, 4], [16, 2, 3, 3], same);
     check([40, 3, 12, 10], [48, 3, 3, 3], same);
 }
 

@@ -232,7 +232,7 @@ fn change_kernels<T: Lanes>(device: &Device, w: &[T], [c, o]: [usize; 2], turned
     let room = if turned == Turned::Yes { w.len() } else { 0 };
     room!(device, room => storage, lying);
     if turned == Turned::Yes {
-        in_panels(device, w, [9, depth, width], turned, |_| true, lying);
+        in_panels(device, w, [9, depth, width], turned, 0, |_| true, lying);
     }
     let lying = &*lying;
     let _timer = device.time("convolution, kernels in panels");
@@ -309,7 +309,7 @@ impl<T: Lanes> WithSimd for SumSquares<'_, T> {
             let changed = &mut self.changed[..ELEMENTS * rows * depth];
             self.sides.change::<T, S>(simd, (self.source, self.zeros), self.row, &samples, depth, changed);
             for element in 0..ELEMENTS {
-                by_tall_panels(simd, width, &mut self, &Product { element, rows });
+                by_tall_panels(simd, rows, width, &mut self, &Product { element, rows });
             }
             self.change_back::<S>(simd, &samples);
         }
