@@ -9,6 +9,7 @@
 //! what they read lies side by side, panel by panel: numbers that are a power of two apart fall into few sets of the first cache.
 
 use crate::cpu::copy::transpose;
+use crate::cpu::gemm::Into;
 use crate::cpu::lanes::Lanes;
 use crate::device::Device;
 use pulp::{Simd, WithSimd};
@@ -289,6 +290,29 @@ pub(crate) fn add_long_rows<T: Lanes, S: Simd, const R: usize, const V: usize>(
     }
 }
 
+/// Replaces or adds to a panel of `sums (depth, width)` the outer products of all rows of two factors: `left` is (block, rows, A), with a
+/// depth of A numbers to a block, and `right` (rows, columns of the panel) and maybe more behind.
+#[inline(always)]
+pub(crate) fn sum_blocks<T: Lanes, S: Simd, const R: usize, const V: usize, const A: usize>(
+    simd: S,
+    (sums, width, column): (&mut [T], usize, usize),
+    (left, rows): (&[T], usize),
+    right: &[T],
+    into: Into,
+) {
+    let blocks = left.as_chunks::<A>().0.chunks_exact(rows);
+    for (sums, block) in sums.chunks_exact_mut(A * width).zip(blocks) {
+        for (i, sums) in sums.chunks_exact_mut(R * width).enumerate() {
+            let mut tile = zeros::<T, S, R, V>(simd);
+            add_outer::<T, S, R, V, A>(simd, &mut tile, (block, i * R), right);
+            match into {
+                Into::Replace => store::<T, S, R, V>(&tile, sums, width, column),
+                Into::Add => add_to::<T, S, R, V>(simd, sums, width, column, &tile),
+            }
+        }
+    }
+}
+
 /// `sums[i] += sum over rows of a[row][at + i] b[row]`: rows of `b` are as wide as the tile and follow each other.
 #[inline(always)]
 pub(crate) fn add_outer<T: Lanes, S: Simd, const R: usize, const V: usize, const A: usize>(
@@ -339,11 +363,6 @@ pub(crate) fn add_columns<T: Lanes, S: Simd, const R: usize, const V: usize>(
     for (start, b) in (0..).step_by(a_width).zip(b.chunks(b_width)).take(rows) {
         let a = a[start..].first_chunk::<R>().expect("a row, and what follows it, holds the rows of a tile");
         let b = &T::vectors::<S>(&b[..columns]).as_chunks::<V>().0[0];
-        for (sums, &a) in sums.iter_mut().zip(a) {
-            let a = T::splat(simd, a);
-            for (sum, &b) in sums.iter_mut().zip(b) {
-                *sum = T::multiply_add(simd, b, a, *sum);
-            }
-        }
+        add_product::<T, S, R, V>(simd, sums, a, b);
     }
 }

@@ -10,10 +10,11 @@
 //! outer products over the pairs of pixels that the tap links, of which a few at a time are laid side by side.
 
 use super::Plan;
+use crate::cpu::gemm::Into;
 use crate::cpu::lanes::{Lanes, MOST_LANES};
 use crate::cpu::tile::{
-    ByPanels, Columns, Turned, VECTORS, add_long_rows, add_outer, add_to, biased, by_panels, by_tall_panels,
-    in_panels, side_by_side, store, zeros,
+    ByPanels, Columns, Turned, VECTORS, add_long_rows, biased, by_panels, by_tall_panels, in_panels,
+    side_by_side, store, sum_blocks,
 };
 use crate::cpu::window::Slide;
 use crate::device::Device;
@@ -268,7 +269,7 @@ impl<T: Lanes> WithSimd for SumOuter<'_, T> {
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
         let (p, area) = (self.plan, self.plan.oh * self.plan.ow);
-        let mut pass = Pass { links: [[0; 2]; MOST_LINKS], count: 0, is_first: true };
+        let mut pass = Pass { links: [[0; 2]; MOST_LINKS], count: 0, into: Into::Replace };
         for output in 0..area {
             if let Some(input) = seen_by(p, self.tap, output) {
                 pass.links[pass.count] = [input, output];
@@ -277,10 +278,10 @@ impl<T: Lanes> WithSimd for SumOuter<'_, T> {
             if pass.count == links_at_once(p) || (output + 1 == area && pass.count > 0) {
                 self.lay_out_inputs(&pass.links[..pass.count]);
                 by_panels(simd, p.o, &mut self, &pass);
-                (pass.count, pass.is_first) = (0, false);
+                (pass.count, pass.into) = (0, Into::Add);
             }
         }
-        if pass.is_first {
+        if pass.into == Into::Replace {
             self.sums.fill(T::ZERO);
         }
     }
@@ -304,7 +305,7 @@ impl<T: Lanes> SumOuter<'_, T> {
 struct Pass {
     links: [[usize; 2]; MOST_LINKS],
     count: usize,
-    is_first: bool,
+    into: Into,
 }
 
 impl<T: Lanes> ByPanels<T> for SumOuter<'_, T> {
@@ -319,18 +320,8 @@ impl<T: Lanes> ByPanels<T> for SumOuter<'_, T> {
         for (right, [_, output]) in right.chunks_exact_mut(n * columns).zip(links) {
             side_by_side(&self.grads[output * n * o..][..n * o], [o, column], right, columns);
         }
-        let left = self.left.as_chunks::<BLOCK>().0.chunks_exact(rows);
-        for (sums, left) in self.sums.chunks_exact_mut(BLOCK * o).zip(left) {
-            for (i, sums) in sums.chunks_exact_mut(R * o).enumerate() {
-                let mut tile = zeros::<T, S, R, V>(simd);
-                add_outer::<T, S, R, V, BLOCK>(simd, &mut tile, (left, i * R), right);
-                if pass.is_first {
-                    store::<T, S, R, V>(&tile, sums, o, column);
-                } else {
-                    add_to::<T, S, R, V>(simd, sums, o, column, &tile);
-                }
-            }
-        }
+        let sums = (&mut *self.sums, o, column);
+        sum_blocks::<T, S, R, V, BLOCK>(simd, sums, (self.left, rows), right, pass.into);
     }
 }
 

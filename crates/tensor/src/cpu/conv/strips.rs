@@ -7,10 +7,11 @@
 use super::Plan;
 use super::lowered::sum_over_runs;
 use crate::cpu::copy::transpose;
+use crate::cpu::gemm::Into;
 use crate::cpu::lanes::{Lanes, MOST_LANES};
 use crate::cpu::tile::{
-    ByPanels, Columns, Turned, add_outer, add_rows, add_to, biased, by_panels, by_tall_panels, in_panels,
-    side_by_side, store, zeros,
+    ByPanels, Columns, Turned, add_rows, biased, by_panels, by_tall_panels, in_panels, side_by_side, store,
+    sum_blocks,
 };
 use crate::cpu::window::Slide;
 use crate::device::Device;
@@ -243,14 +244,8 @@ impl<T: Lanes> ByPanels<T> for Gradient<'_, T> {
         let (p, o) = (self.plan, self.plan.o);
         let right = &self.right[rows * column..];
         let sums = &mut self.sums[ky * padded(p) * o..][..padded(p) * o];
-        let left = self.left.as_chunks::<MOST_ROWS>().0.chunks_exact(rows);
-        for (sums, left) in sums.chunks_exact_mut(MOST_ROWS * o).zip(left) {
-            for (i, sums) in sums.chunks_exact_mut(R * o).enumerate() {
-                let mut tile = zeros::<T, S, R, V>(simd);
-                add_outer::<T, S, R, V, MOST_ROWS>(simd, &mut tile, (left, i * R), right);
-                add_to::<T, S, R, V>(simd, sums, o, column, &tile);
-            }
-        }
+        let left = (&*self.left, rows);
+        sum_blocks::<T, S, R, V, MOST_ROWS>(simd, (sums, o, column), left, right, Into::Add);
     }
 }
 

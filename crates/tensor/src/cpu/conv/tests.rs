@@ -7,6 +7,7 @@ use crate::dtype::DType;
 use crate::op::Conv2dOptions;
 use crate::ops::convolution::conv_plan;
 use crate::philox::Philox;
+use crate::storage::Storage;
 
 /// Sums of a few hundred products of numbers below 1, in another order.
 const TOLERANCE: f64 = 1e-12;
@@ -55,6 +56,14 @@ fn in_pixels<T: Copy>(values: &[T], [n, c, h, w]: [usize; 4]) -> Vec<T> {
         .collect()
 }
 
+/// Leaves what is no number in all buffers of up to a mebibyte that the device takes next.
+fn spoil(device: &Device) {
+    let sizes = (8..20).flat_map(|power| (4..8).map(move |quarters| quarters << (power - 2)));
+    let buffers: Vec<Storage> =
+        sizes.flat_map(|bytes| [bytes; 4]).map(|bytes| Storage::stale(device, bytes)).collect();
+    buffers.iter().for_each(|buffer| buffer.write::<f32>().fill(f32::from_bits(u32::MAX)));
+}
+
 fn check(x: [usize; 4], w: [usize; 4], options: Conv2dOptions) {
     let p = conv_plan(&x.into(), &w.into(), options);
     let (image, kernel) = (numbers(x.iter().product(), 0), numbers(w.iter().product(), 1));
@@ -87,6 +96,7 @@ fn check_on<T: Lanes>(
     close(&out, want[0], "lowered forward", &p);
     close(&to_image, want[1], "lowered image gradient", &p);
     close(&to_kernel, want[2], "lowered kernel gradient", &p);
+    spoil(device);
     if direct::takes(&p) {
         direct::forward(device, &image, &kernel, Some(&bias), p, &mut out);
         direct::image_gradient(device, &grad, &kernel, p, &mut to_image);
@@ -96,6 +106,7 @@ fn check_on<T: Lanes>(
         close(&to_kernel, want[2], "direct kernel gradient", &p);
     }
     let output = [p.n, p.o, p.oh, p.ow];
+    spoil(device);
     if pixels::takes(&p) {
         let (image, kernel, grad) = (in_pixels(&image, x), by_taps(&kernel, w), in_pixels(&grad, output));
         pixels::forward(device, &image, &kernel, Some(&bias), p, &mut out);
@@ -105,6 +116,7 @@ fn check_on<T: Lanes>(
         close(&to_image, &in_pixels(want[1], x), "image gradient by pixels", &p);
         close(&to_kernel, &by_taps(want[2], w), "kernel gradient by pixels", &p);
     }
+    spoil(device);
     if winograd::takes(&p) {
         let (image, kernel, grad) = (in_pixels(&image, x), by_taps(&kernel, w), in_pixels(&grad, output));
         winograd::forward(device, &image, &kernel, Some(&bias), p, &mut out);
@@ -114,6 +126,7 @@ fn check_on<T: Lanes>(
         close(&to_image, &in_pixels(want[1], x), "image gradient by Winograd", &p);
         close(&to_kernel, &by_taps(want[2], w), "kernel gradient by Winograd", &p);
     }
+    spoil(device);
     if strips::takes(&p) {
         strips::forward(device, &image, &by_taps(&kernel, w), Some(&bias), p, &mut out);
         strips::kernel_gradient(device, &image, &in_pixels(&grad, output), p, &mut to_kernel);

@@ -13,10 +13,11 @@
 use super::Plan;
 use super::lowered::sum_over_runs;
 use super::pixels::{self, BLOCK};
+use crate::cpu::gemm::Into;
 use crate::cpu::lanes::Lanes;
 use crate::cpu::tile::{
-    ByPanels, Columns, Turned, VECTORS, add_long_rows, add_outer, add_to, by_panels, by_tall_panels,
-    in_panels, store, zeros,
+    ByPanels, Columns, Turned, VECTORS, add_long_rows, by_panels, by_tall_panels, in_panels, store,
+    sum_blocks, zeros,
 };
 use crate::device::Device;
 use crate::storage::Storage;
@@ -230,18 +231,18 @@ impl<T: Lanes> WithSimd for ChangeKernels<'_, T> {
 fn change_kernels<T: Lanes>(device: &Device, w: &[T], [c, o]: [usize; 2], turned: Turned, panels: &mut [T]) {
     let (depth, width) = if turned == Turned::Yes { (o, c) } else { (c, o) };
     let room = if turned == Turned::Yes { w.len() } else { 0 };
-    room!(device, room => storage, lying);
+    room!(device, room => storage, in_turned_panels);
     if turned == Turned::Yes {
-        in_panels(device, w, [9, depth, width], turned, 0, |_| true, lying);
+        in_panels(device, w, [9, depth, width], turned, 0, |_| true, in_turned_panels);
     }
-    let lying = &*lying;
+    let in_turned_panels = &*in_turned_panels;
     let _timer = device.time("convolution, kernels in panels");
     let panel = device.arch().dispatch(Columns::of::<T>()).panel;
     device.for_chunks(panels, ELEMENTS * depth * panel, |i, out| {
         let (first, columns) = (i * panel, out.len() / (ELEMENTS * depth));
         let (kernels, tap, row) = match turned {
             Turned::No => (&w[first..], depth * width, width),
-            Turned::Yes => (&lying[9 * depth * first..], depth * columns, columns),
+            Turned::Yes => (&in_turned_panels[9 * depth * first..], depth * columns, columns),
         };
         device.arch().dispatch(ChangeKernels { kernels, tap, row, depth, turned, out });
     });
@@ -493,14 +494,7 @@ impl<T: Lanes> ByPanels<T> for SumOuter<'_, T> {
         let images = &self.changed_images[element * rows * depth..][..rows * depth];
         let grads = &self.changed_grads[element * rows * width + column * rows..];
         let sums = &mut self.sums[element * width * depth..][..width * depth];
-        let blocks = images.as_chunks::<BLOCK>().0.chunks_exact(rows);
-        for (sums, images) in sums.chunks_exact_mut(BLOCK * width).zip(blocks) {
-            for (i, sums) in sums.chunks_exact_mut(R * width).enumerate() {
-                let mut tile = zeros::<T, S, R, V>(simd);
-                add_outer::<T, S, R, V, BLOCK>(simd, &mut tile, (images, i * R), grads);
-                add_to::<T, S, R, V>(simd, sums, width, column, &tile);
-            }
-        }
+        sum_blocks::<T, S, R, V, BLOCK>(simd, (sums, width, column), (images, rows), grads, Into::Add);
     }
 }
 
