@@ -31,11 +31,7 @@ impl Fleet {
 
     /// These nodes were never told to start their workers of this generation.
     pub(super) fn missed(&mut self, now: Instant, nodes: &[NodeId], todo: &mut Vec<Order>) {
-        for id in nodes {
-            if let Some(member) = self.members.get_mut(id) {
-                member.stage = Stage::Ready;
-            }
-        }
+        self.never_began(nodes);
         let Some(first) = nodes.first().filter(|_| matches!(self.phase, Phase::Running)) else { return };
         let others = || self.members.iter().filter(|(id, _)| !nodes.contains(id));
         let others_run = others().all(|(_, member)| member.stage == Stage::Running);
@@ -49,6 +45,15 @@ impl Fleet {
                 todo.push(Order::DoWithout(self.generation, member.seats.clone()));
             }
             self.enlarge(now, *id, todo);
+        }
+    }
+
+    /// These nodes have no workers of this generation.
+    pub(super) fn never_began(&mut self, nodes: &[NodeId]) {
+        for id in nodes {
+            if let Some(member) = self.members.get_mut(id) {
+                member.stage = Stage::Ready;
+            }
         }
     }
 

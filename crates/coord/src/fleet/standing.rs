@@ -66,6 +66,13 @@ impl Fleet {
         if matches!(fleet.phase, Phase::Running) || keeps_steps {
             todo.push(Order::Resume(generation, fleet.workers_of(left.back)));
         }
+        let missed = left.back.iter().filter(|(id, back)| {
+            let member = fleet.members.get(id);
+            back.generation != generation && member.is_some_and(|member| member.stage == Stage::Running)
+        });
+        let missed: Vec<NodeId> = missed.map(|(id, _)| *id).collect();
+        // Before anything is found that all who run are told to stop for.
+        fleet.never_began(&missed);
         for (number, id) in &ids {
             let has_ended = left.ended.contains(number);
             if left.find(*number).is_none() {
@@ -74,11 +81,6 @@ impl Fleet {
             }
         }
         fleet.say_again(None, &mut todo);
-        let missed = left.back.iter().filter(|(id, back)| {
-            let member = fleet.members.get(id);
-            back.generation != generation && member.is_some_and(|member| member.stage == Stage::Running)
-        });
-        let missed: Vec<NodeId> = missed.map(|(id, _)| *id).collect();
         fleet.missed(now, &missed, &mut todo);
         todo.extend(fleet.heed(now, Event::Tick));
         (fleet, todo)
