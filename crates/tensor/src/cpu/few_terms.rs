@@ -8,7 +8,7 @@
 use crate::cpu::copy::transpose;
 use crate::cpu::gemm::{Into, Mat, parts};
 use crate::cpu::lanes::Lanes;
-use crate::cpu::tile::{ByPanels, Columns, add_rows, add_to, by_panels, starts, store, zeros};
+use crate::cpu::tile::{ByPanels, Columns, add_rows, add_to, by_panels, side_by_side, starts, store, zeros};
 use crate::device::Device;
 use crate::storage::Storage;
 use pulp::{Simd, WithSimd};
@@ -48,9 +48,7 @@ pub(crate) fn few_terms<T: Lanes>(
         device.arch().dispatch(|| {
             for (i, to) in panels[..n * k].chunks_mut(panel * k).enumerate() {
                 let columns = to.len() / k;
-                for (term, to) in to.chunks_exact_mut(columns).enumerate() {
-                    to.copy_from_slice(&b.data[term * b.row + i * panel..][..columns]);
-                }
+                side_by_side(b.data, [b.row, i * panel], to, columns);
             }
         });
     }

@@ -144,10 +144,10 @@ pub(crate) fn in_panels<T: Lanes>(
     });
 }
 
-/// Some columns of rows of `width` numbers, from `column` on, to rows of `columns` numbers.
+/// Some columns of rows of `width` numbers, of which the last may end behind them, from `column` on, to rows of `columns` numbers.
 #[inline(always)]
 pub(crate) fn side_by_side<T: Lanes>(rows: &[T], [width, column]: [usize; 2], to: &mut [T], columns: usize) {
-    for (to, row) in to.chunks_exact_mut(columns).zip(rows.chunks_exact(width)) {
+    for (to, row) in to.chunks_exact_mut(columns).zip(rows.chunks(width)) {
         to.copy_from_slice(&row[column..][..columns]);
     }
 }

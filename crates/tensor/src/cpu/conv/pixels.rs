@@ -31,7 +31,7 @@ const MIN_SAMPLES: usize = 4;
 const LAID_OUT: usize = 1 << 17;
 /// Rows of images and gradients that the kernel gradient takes at once: so many that a block of the one and a panel of the other stay in
 /// the first cache.
-const ROWS: usize = 128;
+pub(super) const ROWS: usize = 128;
 /// Pixels that these are of, at most.
 const MOST_LINKS: usize = ROWS / MIN_SAMPLES;
 /// Channels of a block.

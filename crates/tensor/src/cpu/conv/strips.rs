@@ -6,6 +6,7 @@
 
 use super::Plan;
 use super::lowered::sum_over_runs;
+use super::pixels::ROWS;
 use crate::cpu::copy::transpose;
 use crate::cpu::gemm::Into;
 use crate::cpu::lanes::{Lanes, MOST_LANES};
@@ -25,8 +26,6 @@ const MAX_CHANNELS: usize = 15;
 const MAX_DEPTH: usize = 1024;
 /// Rows of a tile, at most: stretches are summed in so many numbers at once for the kernel gradient.
 const MOST_ROWS: usize = 8;
-/// Rows of gradients that the kernel gradient takes at once: so many that a panel of them stays in the first cache.
-const ROWS: usize = 128;
 /// The output pixels fall into this many runs for the kernel gradient, each summed on its own and then together in order, so
 /// that the result doesn't depend on the number of threads.
 const RUNS: usize = 8;
