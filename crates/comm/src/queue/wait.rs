@@ -454,19 +454,18 @@ mod tests {
         }
         let [group, _other] = two_ranks();
         let late = |usual: Option<Duration>| {
-            let mut late: Vec<Duration> = (0..61)
-                .map(|_| {
-                    let deadline = Deadline::after(Duration::from_secs(60));
-                    let done = deadline.begun() + Duration::from_millis(3);
-                    let mut at = At { done, usual, looks: Vec::new() };
-                    group.wait_elsewhere(deadline, &mut at).unwrap();
-                    at.looks.last().unwrap().duration_since(done)
-                })
-                .collect();
-            late.sort_unstable();
-            late[30]
+            let deadline = Deadline::after(Duration::from_secs(60));
+            let done = deadline.begun() + Duration::from_millis(3);
+            let mut at = At { done, usual, looks: Vec::new() };
+            group.wait_elsewhere(deadline, &mut at).unwrap();
+            at.looks.last().unwrap().duration_since(done)
         };
-        let (by_naps, at_once) = (late(None), late(Some(Duration::from_millis(3))));
-        assert!(at_once < by_naps, "{at_once:?} late, and {by_naps:?} by naps");
+        // In turns, and the best quarter of each: whoever spins may be kept from it by other programs.
+        let mut late = [(); 61].map(|()| [late(None), late(Some(Duration::from_millis(3)))]);
+        let [by_naps, at_once] = [0, 1].map(|which| {
+            late.sort_unstable_by_key(|late| late[which]);
+            late[15][which]
+        });
+        assert!(2 * at_once < by_naps, "{at_once:?} late, and {by_naps:?} by naps");
     }
 }

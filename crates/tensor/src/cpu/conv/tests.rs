@@ -119,12 +119,10 @@ fn check_on<T: Lanes>(
     spoil(device);
     if winograd::takes(&p) {
         let (image, kernel, grad) = (in_pixels(&image, x), by_taps(&kernel, w), in_pixels(&grad, output));
-        winograd::forward(device, &image, &kernel, Some(&bias), p, &mut out);
-        winograd::image_gradient(device, &grad, &kernel, p, &mut to_image);
-        winograd::kernel_gradient(device, &image, &grad, p, &mut to_kernel);
-        close(&out, &in_pixels(want[0], output), "forward by Winograd", &p);
-        close(&to_image, &in_pixels(want[1], x), "image gradient by Winograd", &p);
-        close(&to_kernel, &by_taps(want[2], w), "kernel gradient by Winograd", &p);
+        let inputs = [&image, &kernel, &bias, &grad];
+        let want = [&in_pixels(want[0], output), &in_pixels(want[1], x), &by_taps(want[2], w)];
+        by_winograd::<T, winograd::Small, 2, 4>(device, p, inputs, want);
+        by_winograd::<T, winograd::Large, 4, 6>(device, p, inputs, want);
     }
     spoil(device);
     if strips::takes(&p) {
@@ -133,6 +131,22 @@ fn check_on<T: Lanes>(
         close(&out, &in_pixels(want[0], output), "forward by strips", &p);
         close(&to_kernel, &by_taps(want[2], w), "kernel gradient by strips", &p);
     }
+}
+
+fn by_winograd<T: Lanes, F: winograd::Form<M, N>, const M: usize, const N: usize>(
+    device: &Device,
+    p: Plan,
+    [image, kernel, bias, grad]: [&Vec<T>; 4],
+    want: [&Vec<f64>; 3],
+) {
+    let nines = |count: usize| vec![T::from_f64(9.0); count];
+    let (mut out, mut to_image, mut to_kernel) = (nines(grad.len()), nines(image.len()), nines(kernel.len()));
+    winograd::forward_in::<T, F, M, N>(device, image, kernel, Some(bias), p, &mut out);
+    winograd::image_gradient_in::<T, F, M, N>(device, grad, kernel, p, &mut to_image);
+    winograd::kernel_gradient_in::<T, F, M, N>(device, image, grad, p, &mut to_kernel);
+    close(&out, want[0], &format!("forward by Winograd in squares of {M}"), &p);
+    close(&to_image, want[1], &format!("image gradient by Winograd in squares of {M}"), &p);
+    close(&to_kernel, want[2], &format!("kernel gradient by Winograd in squares of {M}"), &p);
 }
 
 #[test]
@@ -162,6 +176,7 @@ fn pixels_and_strips_agree_with_the_definition() {
         (66, 16, 16, 7, 6, 0),
         (4, 16, 16, 4, 5, 2),
         (40, 32, 16, 12, 4, 1),
+        (17, 16, 48, 9, 11, 1),
         (6, 48, 80, 4, 6, 1),
     ] {
         check([n, c, h, w], [o, c, 3, 3], Conv2dOptions { padding: [padding; 2], ..plain });
@@ -215,4 +230,32 @@ fn the_others_agree_with_the_definition() {
         Conv2dOptions { stride: [3, 2], padding: [2, 0], dilation: [2, 1], groups: 1 },
     );
     check([1, 2, 3, 3], [2, 2, 3, 3], Conv2dOptions { padding: [4, 4], ..plain });
+}
+
+/// How far numbers are from what they should be, in the mean, beside how large those are.
+fn error(got: &[f32], want: &[f64]) -> f64 {
+    let squares = got.iter().zip(want).map(|(&got, want)| (f64::from(got) - want).powi(2));
+    (squares.sum::<f64>() / want.iter().map(|want| want.powi(2)).sum::<f64>()).sqrt()
+}
+
+#[test]
+fn winograds_large_squares_round_little_more_than_plain_sums() {
+    let (x, w) = ([8, 64, 12, 12], [32, 64, 3, 3]);
+    let p = conv_plan(&x.into(), &w.into(), Conv2dOptions { padding: [1, 1], ..Conv2dOptions::default() });
+    let output = [p.n, p.o, p.oh, p.ow];
+    let [image, kernel, grad] =
+        [p.n * p.image(), p.o * p.c * 9, p.n * p.out_image()].map(|count| numbers(count, count as u64));
+    let outputs = in_pixels(&reference::forward(&image, &kernel, None, p), output);
+    let to_kernel = by_taps(&reference::kernel_gradient(&image, &grad, p), w);
+    let images = as_type::<f32>(&in_pixels(&image, x));
+    let grads = as_type::<f32>(&in_pixels(&grad, output));
+    let kernels = as_type::<f32>(&by_taps(&kernel, w));
+    let (device, mut out, mut sums) = (Device::cpu(2), vec![0.0; outputs.len()], vec![0.0; to_kernel.len()]);
+    pixels::forward(&device, &images, &kernels, None, p, &mut out);
+    pixels::kernel_gradient(&device, &images, &grads, p, &mut sums);
+    let plain = [error(&out, &outputs), error(&sums, &to_kernel)];
+    winograd::forward_in::<f32, winograd::Large, 4, 6>(&device, &images, &kernels, None, p, &mut out);
+    winograd::kernel_gradient_in::<f32, winograd::Large, 4, 6>(&device, &images, &grads, p, &mut sums);
+    let large = [error(&out, &outputs), error(&sums, &to_kernel)];
+    assert!(large[0] < 8.0 * plain[0] && large[1] < 4.0 * plain[1], "{large:?}, and {plain:?} of plain sums");
 }
