@@ -41,6 +41,8 @@ const MAX_KERNELS: usize = 1 << 17;
 /// Above this many kernels, or below this many pixels of all samples, it costs more to change kernels for the large form than is won.
 const MAX_KERNELS_LARGE: usize = 1 << 14;
 const MIN_PIXELS_LARGE: usize = 1 << 10;
+/// So many numbers of changed kernels' gradients, or more, are summed over 128 rows at once.
+const MANY_SUMS: usize = 1 << 20;
 /// Below this many pixels of all samples the gradient of kernels is faster pixel by pixel.
 const MIN_PIXELS_GRADIENT: usize = 1 << 11;
 
@@ -643,11 +645,8 @@ pub(super) fn kernel_gradient_in<T: Lanes, F: Form<M, N>, const M: usize, const 
     let (from, to) = ([p.h, p.w], [p.oh, p.ow]);
     let Plan { n, c: depth, o: width, .. } = p;
     let padding = p.options.padding[0];
-    // Where the sums don't fit into the second cache either, they are read and written more seldom.
-    let rows = match rows_at_once(N * N * depth * width) {
-        few @ 0..64 => few,
-        many => 2 * many,
-    };
+    // Sums of so many numbers are read from the third cache and written there each time, too, and so more seldom.
+    let rows = if N * N * depth * width < MANY_SUMS { rows_at_once(N * N * depth * width) } else { 128 };
     let sides = Sides { n, from, depth, to, width, padding, side: M, rows };
     let (form, arch) = (PhantomData::<F>, device.arch());
     room!(device, N * N * depth * width => storage, total);
