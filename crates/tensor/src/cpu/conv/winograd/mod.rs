@@ -4,7 +4,7 @@
 //! M x M outputs that form a square are told from the N x N pixels that they see, N = M + 2. Pixels d, kernel g and outputs y are linked by
 //! y = A' ((G g G') * (B' d B)) A, where * multiplies element by element: 16 products instead of 36, or 36 instead of 144. The sum over
 //! input channels goes inside, so that each of the N x N elements is a matrix product of its own over all squares, samples and channels.
-//! In pixel order all changes are sums of whole rows. They are made for some samples of a row of squares at a time, which stay in the cache
+//! In pixel order all changes are sums of whole rows, times numbers. They are made for some samples of a row of squares at a time, which stay in the cache
 //! while their products are taken.
 //!
 //! The gradient of the images is the same with the kernel turned around. For the gradient of the kernel the formula is read
@@ -33,7 +33,7 @@ use std::ops::Range;
 const BETWEEN: usize = MOST_LANES;
 /// Vectors of a pixel's samples that are changed at once: so many that squares of them stay in the first cache.
 const RUN: usize = 4;
-/// The rows of squares fall into this many runs for the kernel gradient, each summed on its own and then together in order, so
+/// The rows of squares fall into at most this many runs for the kernel gradient, each summed on its own and then together in order, so
 /// that the result doesn't depend on the number of threads.
 const RUNS: usize = 4;
 /// Above this many kernels the sums of the runs cost more than is won.
@@ -62,7 +62,9 @@ pub(super) fn takes_kernel_gradient(p: &Plan) -> bool {
 
 /// Whether the large form is the faster one.
 fn is_large(p: &Plan) -> bool {
-    p.o * p.c <= MAX_KERNELS_LARGE && p.n * p.oh * p.ow >= MIN_PIXELS_LARGE
+    // Of images of 5 and 6 pixels the large form's squares are so much wider that they take as many products.
+    let products = |side: usize| p.oh.div_ceil(side) * p.ow.div_ceil(side) * (side + 2) * (side + 2);
+    p.o * p.c <= MAX_KERNELS_LARGE && p.n * p.oh * p.ow >= MIN_PIXELS_LARGE && products(4) < products(2)
 }
 
 /// Where a sum over squares reads and writes.
@@ -78,14 +80,14 @@ struct Sides {
     padding: usize,
     /// Pixels of the result on a side of a square.
     side: usize,
-    /// Rows (squares times samples) that are changed at once, or a few more.
+    /// About so many rows (squares times samples) are changed at once.
     rows: usize,
 }
 
-/// How many rows are changed at once: few, which stay in the second cache with so many numbers of changed kernels, or more, where these don't
-/// fit and are read anew each time.
-fn rows_at_once(kernels: usize) -> usize {
-    match kernels {
+/// About how many rows are changed at once where changed kernels are so many numbers. If all of these fit into the second cache, so few rows
+/// that they fit there, too. If not, more: each part reads all of them.
+fn rows_at_once(numbers: usize) -> usize {
+    match numbers {
         0..0x4_0000 => 16,
         0x4_0000..=0x10_0000 => 32,
         _ => 64,
@@ -101,7 +103,8 @@ impl Sides {
     /// Squares and samples that are changed at once: all samples of a square if they aren't too many.
     fn at_once(&self) -> [usize; 2] {
         let samples = self.n.div_ceil(self.n.div_ceil(self.rows)).next_multiple_of(8).min(self.n);
-        let parts = self.squares().div_ceil(self.rows.div_ceil(samples));
+        let some = ((self.rows + samples / 2) / samples).max(1);
+        let parts = self.squares().div_ceil(some);
         [self.squares().div_ceil(parts), samples]
     }
 
@@ -199,8 +202,8 @@ impl Places {
 #[repr(align(64))]
 struct Aligned<V>(V);
 
-/// `C d C'` for the numbers of some samples, of squares of I x I pixels to squares of O x O, which go to their places. What has no room there
-/// isn't written.
+/// `C d C'` for the numbers of some samples, of squares of I x I pixels to squares of O x O, which go to their places. A pixel of the latter
+/// that is empty isn't written.
 #[inline(always)]
 fn change_square<T: Lanes, S: Simd, C: Matrix<I, O>, const I: usize, const O: usize>(
     simd: S,
@@ -236,7 +239,9 @@ fn change_square<T: Lanes, S: Simd, C: Matrix<I, O>, const I: usize, const O: us
             for x in 0..O {
                 let mut column: [&mut [T::Vector<S>]; O] = std::array::from_fn(|_| Default::default());
                 for (column, to) in column.iter_mut().zip(to.iter_mut()) {
-                    *column = to[x].get_mut(place..place + some).unwrap_or_default();
+                    if !to[x].is_empty() {
+                        *column = &mut to[x][place..][..some];
+                    }
                 }
                 for i in 0..some {
                     let mut values = [zero; I];
@@ -267,7 +272,7 @@ struct ChangePixels<'a, T, F, const M: usize, const N: usize> {
     source: &'a [T],
     /// At least so many zeros as a pixel of the part has numbers.
     zeros: &'a [T],
-    /// (N N, panel, squares, samples, columns of the panel), of panels with so many columns.
+    /// (N N, panel, squares, samples, columns of the panel), with [`BETWEEN`], of panels with so many columns.
     out: &'a mut [T],
     columns: usize,
 }
@@ -464,11 +469,12 @@ fn sum_squares<T: Lanes, F: Form<M, N>, const M: usize, const N: usize>(
     let Sides { n, depth, width, to: [_, w], .. } = sides;
     device.for_chunks(result, M * w * n * width, |row, result| {
         let (form, rows, arch) = (PhantomData::<F>, sides.most_rows(), device.arch());
-        room!(device, n * depth => storage, zeros);
+        let [_, samples] = sides.at_once();
+        room!(device, samples * depth => storage, zeros);
         zeros.fill(T::ZERO);
         room!(device, N * N * (rows * depth + BETWEEN) => storage, changed);
         room!(device, N * N * (rows * width + BETWEEN) => storage, products);
-        for part in &mut sides.parts(row) {
+        for part in sides.parts(row) {
             let (part, rows, elements) = (&part, part.rows(), N * N);
             let (zeros, out, columns) = (&*zeros, &mut *changed, depth);
             arch.dispatch(ChangePixels::<T, F, M, N> { form, sides, part, source, zeros, out, columns });
@@ -488,7 +494,7 @@ struct ChangeGrads<'a, T, F, const M: usize, const N: usize> {
     grads: &'a [T],
     /// At least so many zeros as a pixel of the part has numbers.
     zeros: &'a [T],
-    /// (N N, panel, squares, samples, columns of the panel), of panels as wide as a tile.
+    /// (N N, panel, squares, samples, columns of the panel), with [`BETWEEN`], of panels as wide as a tile.
     out: &'a mut [T],
 }
 
@@ -651,8 +657,8 @@ pub(super) fn kernel_gradient_in<T: Lanes, F: Form<M, N>, const M: usize, const 
     let (form, arch) = (PhantomData::<F>, device.arch());
     room!(device, N * N * depth * width => storage, total);
     sum_over_runs(device, RUNS, p.oh.div_ceil(M), total, |row_range, sums| {
-        let rows = sides.most_rows();
-        room!(device, n * depth.max(width) => storage, zeros);
+        let ([_, samples], rows) = (sides.at_once(), sides.most_rows());
+        room!(device, samples * depth.max(width) => storage, zeros);
         zeros.fill(T::ZERO);
         room!(device, N * N * (rows * depth + BETWEEN) => storage, images);
         room!(device, N * N * (rows * width + BETWEEN) => storage, grads);
@@ -668,4 +674,34 @@ pub(super) fn kernel_gradient_in<T: Lanes, F: Form<M, N>, const M: usize, const 
         }
     });
     arch.dispatch(ChangeKernelsBack::<T, F, M, N> { form, u: total, out });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_square_of_each_sample_is_in_one_part() {
+        for (n, width, rows) in [1, 4, 7, 15, 16, 17, 24, 33, 64, 65, 130].into_iter().flat_map(|n| {
+            [4, 7, 14, 28, 57]
+                .into_iter()
+                .flat_map(move |width| [16, 32, 64, 128].map(|rows| (n, width, rows)))
+        }) {
+            let to = [4, width];
+            let sides = Sides { n, from: to, depth: 16, to, width: 16, padding: 1, side: 4, rows };
+            let mut seen = vec![0; sides.squares() * n];
+            for part in sides.parts(3) {
+                assert_eq!(part.row, 3);
+                assert!(
+                    part.rows() <= sides.most_rows() && sides.most_rows() <= 2 * rows,
+                    "{n}, {width}, {rows}"
+                );
+                assert!(part.samples.len() <= sides.at_once()[1]);
+                for square in part.squares.clone() {
+                    part.samples.clone().for_each(|sample| seen[square * n + sample] += 1);
+                }
+            }
+            assert!(seen.iter().all(|&times| times == 1), "{n} samples, {width} pixels wide, {rows} rows");
+        }
+    }
 }
