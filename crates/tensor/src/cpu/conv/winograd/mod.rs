@@ -4,8 +4,8 @@
 //! M x M outputs that form a square are told from the N x N pixels that they see, N = M + 2. Pixels d, kernel g and outputs y are linked by
 //! y = A' ((G g G') * (B' d B)) A, where * multiplies element by element: 16 products instead of 36, or 36 instead of 144. The sum over
 //! input channels goes inside, so that each of the N x N elements is a matrix product of its own over all squares, samples and channels.
-//! In pixel order all changes are sums of whole rows, times numbers. They are made for some samples of a row of squares at a time, which stay in the cache
-//! while their products are taken.
+//! In pixel order all changes are sums of whole rows, times numbers. They are made for some samples of a row of squares at a time, which stay
+//! in the cache while their products are taken.
 //!
 //! The gradient of the images is the same with the kernel turned around. For the gradient of the kernel the formula is read
 //! backwards: dg = G' (sum of (A dy A') * (B' d B)) G.
