@@ -38,9 +38,10 @@ const RUN: usize = 4;
 const RUNS: usize = 4;
 /// Above this many kernels the sums of the runs cost more than is won.
 const MAX_KERNELS: usize = 1 << 17;
-/// Above this many kernels, or below this many pixels of all samples, it costs more to change kernels for the large form than is won.
+/// Above this many kernels, or below this many pixels of all samples, it costs more to change kernels for the large form than is won, or
+/// little is won for what it rounds away, which batch norms of few numbers make more of.
 const MAX_KERNELS_LARGE: usize = 1 << 14;
-const MIN_PIXELS_LARGE: usize = 1 << 10;
+const MIN_PIXELS_LARGE: usize = 1 << 11;
 /// So many numbers of changed kernels' gradients, or more, are summed over 128 rows at once.
 const MANY_SUMS: usize = 1 << 20;
 /// Below this many pixels of all samples the gradient of kernels is faster pixel by pixel.
