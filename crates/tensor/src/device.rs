@@ -1,6 +1,7 @@
 //! A device: where tensors live and kernels run: the threads of this machine, or a GPU of it.
 
 use crate::account::{Account, Lack, OutOfMemory, Purpose};
+use crate::cpu::arch::Arch;
 use crate::cpu::conv::Plan;
 use crate::gpu::{Engine, succeeded};
 use crate::graph::Node;
@@ -23,7 +24,7 @@ struct Shared {
     backend: Backend,
     /// Compute threads of the host; a GPU's host side has one, the caller's.
     pool: Pool,
-    arch: pulp::Arch,
+    arch: Arch,
     /// What its memory is held for.
     account: Arc<Account>,
     /// What was told when it first had no memory left.
@@ -95,11 +96,11 @@ pub(crate) fn size_class(bytes: usize) -> (usize, usize) {
 impl Device {
     /// The CPU with `threads` compute threads, the caller's being one of them; 0 counts as 1.
     pub fn cpu(threads: usize) -> Device {
-        Device::with_arch(threads, pulp::Arch::new())
+        Device::with_arch(threads, Arch::best())
     }
 
     /// The CPU as if it had just these instructions.
-    pub(crate) fn with_arch(threads: usize, arch: pulp::Arch) -> Device {
+    pub(crate) fn with_arch(threads: usize, arch: Arch) -> Device {
         Device::of(Backend::Cpu, threads, arch)
     }
 
@@ -113,7 +114,7 @@ impl Device {
     /// [`Tensor::to_vec`]: crate::Tensor::to_vec
     pub fn cuda(index: u32, options: &GpuOptions) -> Result<Device, Error> {
         let engine = Engine::open(index, options)?;
-        Ok(Device::of(Backend::Gpu(Box::new(engine)), 1, pulp::Arch::new()))
+        Ok(Device::of(Backend::Gpu(Box::new(engine)), 1, Arch::best()))
     }
 
     /// How many GPUs the process may see. Fails where driver, compiler or cuBLASLt aren't there or are too old, and says what to do;
@@ -148,7 +149,7 @@ impl Device {
         }
     }
 
-    fn of(backend: Backend, threads: usize, arch: pulp::Arch) -> Device {
+    fn of(backend: Backend, threads: usize, arch: Arch) -> Device {
         Device(Arc::new(Shared {
             backend,
             pool: Pool::new(threads.max(1)),
@@ -352,7 +353,7 @@ impl Device {
     }
 
     /// The instruction set that kernels are compiled for at run time.
-    pub(crate) fn arch(&self) -> pulp::Arch {
+    pub(crate) fn arch(&self) -> Arch {
         self.0.arch
     }
 
@@ -429,6 +430,25 @@ impl Device {
         self.parallel_for(counts[0], |i| {
             // SAFETY: the pool calls each index once, and pieces of different indices don't overlap.
             task(i, outputs.each_ref().map(|(out, chunk)| unsafe { out.piece(i * chunk, *chunk) }));
+        });
+    }
+
+    /// Cuts a matrix with rows of `width` elements into blocks of so many rows and columns (the last may have fewer) and calls `task(block)`
+    /// for each, spread over the threads.
+    pub(crate) fn for_blocks<T: Send>(
+        &self,
+        matrix: &mut [T],
+        width: usize,
+        [rows, columns]: [usize; 2],
+        task: impl Fn(Block<'_, T>) + Sync,
+    ) {
+        let (height, across) = (matrix.len() / width.max(1), width.div_ceil(columns));
+        let matrix = Pieces::new(matrix);
+        self.parallel_for(height.div_ceil(rows) * across, |i| {
+            let [row, column] = [i / across * rows, i % across * columns];
+            let (rows, columns) = (row..height.min(row + rows), column..width.min(column + columns));
+            // The pool calls each index once, so blocks don't overlap.
+            task(Block { matrix: &matrix, width, rows, columns });
         });
     }
 
@@ -576,6 +596,33 @@ impl<T> Pieces<T> {
     }
 }
 
+/// Some columns of some rows of a matrix, to be written by one thread.
+pub(crate) struct Block<'a, T> {
+    matrix: &'a Pieces<T>,
+    width: usize,
+    rows: Range<usize>,
+    columns: Range<usize>,
+}
+
+impl<T> Block<'_, T> {
+    /// The rows of the matrix that it is of.
+    pub(crate) fn rows(&self) -> Range<usize> {
+        self.rows.clone()
+    }
+
+    /// The columns of the matrix that it is of.
+    pub(crate) fn columns(&self) -> Range<usize> {
+        self.columns.clone()
+    }
+
+    /// Its part of a row of the matrix.
+    pub(crate) fn row_mut(&mut self, row: usize) -> &mut [T] {
+        assert!(self.rows.contains(&row), "row {row} of a block of rows {:?}", self.rows);
+        // SAFETY: blocks of a matrix don't overlap ([`Device::for_blocks`]), nor do rows of a block, which is borrowed as long as one is out.
+        unsafe { self.matrix.piece(row * self.width + self.columns.start, self.columns.len()) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -614,6 +661,32 @@ mod tests {
             );
             assert!(capacity.is_multiple_of(64), "{capacity}");
         }
+    }
+
+    #[test]
+    fn blocks_cover_a_matrix() {
+        for (threads, [rows, columns]) in [(1, [2, 3]), (3, [2, 3]), (3, [5, 7]), (2, [8, 1]), (2, [1, 9])] {
+            let mut matrix = vec![0; 5 * 7];
+            Device::cpu(threads).for_blocks(&mut matrix, 7, [rows, columns], |mut block| {
+                for row in block.rows() {
+                    let first = block.columns().start;
+                    assert!(block.rows().len() <= rows && block.columns().len() <= columns);
+                    block
+                        .row_mut(row)
+                        .iter_mut()
+                        .zip(first..)
+                        .for_each(|(x, column)| *x += 10 * row + column);
+                }
+            });
+            assert_eq!(matrix, (0..35).map(|i| i / 7 * 10 + i % 7).collect::<Vec<_>>());
+        }
+        Device::cpu(2).for_blocks(&mut [0; 0], 0, [1, 1], |_| unreachable!("no block of nothing"));
+    }
+
+    #[test]
+    #[should_panic(expected = "row 2 of a block of rows 0..2")]
+    fn a_block_has_no_rows_of_others() {
+        Device::cpu(1).for_blocks(&mut [0; 12], 3, [2, 3], |mut block| block.row_mut(2).fill(1));
     }
 
     #[test]

@@ -137,6 +137,6 @@ mod tests {
             );
         }
         assert!(values == of(&Device::cpu(3)));
-        assert!(values == of(&Device::with_arch(1, pulp::Arch::Scalar)));
+        assert!(values == of(&Device::with_arch(1, crate::cpu::arch::Arch::scalar())));
     }
 }

@@ -1,6 +1,7 @@
 //! Kernels for the CPU: plain functions from borrowed values to an output that they fill whole. They check nothing but what
 //! memory safety needs; shapes were checked by the op that calls them.
 
+pub(crate) mod arch;
 pub(crate) mod attention;
 pub(crate) mod batch_norm;
 pub(crate) mod conv;

@@ -7,14 +7,15 @@
 //! laid out in panels as wide as a tile, some at a time, which stay in the second cache while they are summed with.
 //!
 //! The gradient of the images is the same sum with the links and the kernels turned around. The gradient of a kernel tap is the sum of
-//! outer products over the pairs of pixels that the tap links, of which a few at a time are laid side by side.
+//! outer products over the pairs of pixels that the tap links. The gradients of a few pixels at a time are laid side by side, and summed
+//! with what each tap links to them, into sums of all taps and some channels, which stay in the second cache.
 
 use super::Plan;
 use crate::cpu::gemm::Into;
 use crate::cpu::lanes::{Lanes, MOST_LANES};
 use crate::cpu::tile::{
-    ByPanels, Columns, Turned, VECTORS, add_long_rows, biased, by_panels, by_tall_panels, in_panels,
-    side_by_side, store, sum_blocks,
+    ByPanels, Columns, Turned, add_long_rows, add_outer, add_to, biased, by_panels, by_tall_panels,
+    in_panels, side_by_side, store, zeros,
 };
 use crate::cpu::window::Slide;
 use crate::device::Device;
@@ -36,8 +37,8 @@ pub(super) const ROWS: usize = 128;
 const MOST_LINKS: usize = ROWS / MIN_SAMPLES;
 /// Channels of a block.
 pub(super) const BLOCK: usize = MOST_LANES;
-/// Input channels that one task of the kernel gradient takes.
-const TASK_CHANNELS: usize = 32;
+/// Sums that one task of the kernel gradient takes, as far as they aren't of one block: so many that they stay in the second cache.
+const MOST_SUMS: usize = 3 << 16;
 
 /// Whether these kernels take a convolution.
 pub(super) fn takes(p: &Plan) -> bool {
@@ -243,24 +244,107 @@ pub(super) fn image_gradient<T: Lanes>(device: &Device, g: &[T], w: &[T], p: Pla
     sum.onto(device, out);
 }
 
-/// The gradient of one tap for some input channels.
-struct SumOuter<'a, T> {
-    plan: &'a Plan,
-    tap: usize,
-    inputs: &'a [T],
-    grads: &'a [T],
-    /// The first of the input channels.
-    channel: usize,
-    /// (input channels, O)
-    sums: &'a mut [T],
-    /// Room for what some links link: the inputs' channels, (block, rows, BLOCK), and the gradients' columns of a panel.
-    left: &'a mut [T],
-    right: &'a mut [T],
+/// Samples of some output pixels, whose gradients are laid out at once.
+struct Rows {
+    outputs: Range<usize>,
+    samples: Range<usize>,
 }
 
-/// Links that are summed at once.
-fn links_at_once(p: &Plan) -> usize {
+impl Rows {
+    fn count(&self) -> usize {
+        self.outputs.len() * self.samples.len()
+    }
+
+    /// As many as [`ROWS`] or, at least, some of a pixel, and then the next.
+    fn all(p: &Plan) -> impl Iterator<Item = Rows> {
+        let (area, n, at_once) = (p.oh * p.ow, p.n, pixels_at_once(p));
+        (0..n).step_by(ROWS).flat_map(move |sample| {
+            (0..area).step_by(at_once).map(move |output| Rows {
+                outputs: output..area.min(output + at_once),
+                samples: sample..n.min(sample + ROWS),
+            })
+        })
+    }
+}
+
+/// Output pixels whose gradients are laid out at once.
+fn pixels_at_once(p: &Plan) -> usize {
     (ROWS / p.n).clamp(1, MOST_LINKS)
+}
+
+/// The gradients of some rows in panels: (panel, rows, columns of the panel).
+fn lay_out_grads<T: Lanes>(device: &Device, grads: &[T], p: &Plan, rows: &Rows, panels: &mut [T]) {
+    let (count, panel) = (rows.count(), device.arch().dispatch(Columns::of::<T>()).panel);
+    device.arch().dispatch(|| {
+        for column in (0..p.o).step_by(panel) {
+            let columns = panel.min(p.o - column);
+            let panel = &mut panels[count * column..][..count * columns];
+            for (to, output) in panel.chunks_exact_mut(rows.samples.len() * columns).zip(rows.outputs.clone())
+            {
+                let from = &grads[(output * p.n + rows.samples.start) * p.o..];
+                side_by_side(from, [p.o, column], to, columns);
+            }
+        }
+    });
+}
+
+/// What a tap links to some rows: the input pixel, and to which of the output pixels it is linked.
+struct Linked {
+    list: [[usize; 2]; MOST_LINKS],
+    count: usize,
+}
+
+impl Linked {
+    fn of(p: &Plan, tap: usize, rows: &Rows) -> Linked {
+        let mut linked = Linked { list: [[0; 2]; MOST_LINKS], count: 0 };
+        for (i, output) in rows.outputs.clone().enumerate() {
+            if let Some(input) = seen_by(p, tap, output) {
+                linked.list[linked.count] = [input, i];
+                linked.count += 1;
+            }
+        }
+        linked
+    }
+
+    fn pixels(&self) -> &[[usize; 2]] {
+        &self.list[..self.count]
+    }
+}
+
+/// Some channels of what is linked to some rows: (block, rows that are linked, BLOCK).
+fn lay_out_inputs<T: Lanes>(
+    device: &Device,
+    inputs: &[T],
+    p: &Plan,
+    (rows, linked): (&Rows, &Linked),
+    channels: Range<usize>,
+    blocks: &mut [T],
+) {
+    let row = rows.samples.len() * BLOCK;
+    device.arch().dispatch(|| {
+        let blocks = blocks.chunks_exact_mut(linked.count * row);
+        for (block, channel) in blocks.zip(channels.step_by(BLOCK)) {
+            for (to, [input, _]) in block.chunks_exact_mut(row).zip(linked.pixels()) {
+                side_by_side(&inputs[(input * p.n + rows.samples.start) * p.c..], [p.c, channel], to, BLOCK);
+            }
+        }
+    });
+}
+
+/// Adds what a tap links to some rows to its gradient, or begins with it.
+struct SumOuter<'a, T> {
+    linked: &'a Linked,
+    /// Samples of a pixel, and rows of all output pixels.
+    samples: usize,
+    rows: usize,
+    /// (block, rows that are linked, BLOCK)
+    left: &'a [T],
+    /// (panel, rows, columns of the panel)
+    right: &'a [T],
+    /// (some of C, O)
+    sums: &'a mut [T],
+    into: Into,
+    width: usize,
 }
 
 impl<T: Lanes> WithSimd for SumOuter<'_, T> {
@@ -268,73 +352,76 @@ impl<T: Lanes> WithSimd for SumOuter<'_, T> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        let (p, area) = (self.plan, self.plan.oh * self.plan.ow);
-        let mut pass = Pass { links: [[0; 2]; MOST_LINKS], count: 0, into: Into::Replace };
-        for output in 0..area {
-            if let Some(input) = seen_by(p, self.tap, output) {
-                pass.links[pass.count] = [input, output];
-                pass.count += 1;
-            }
-            if pass.count == links_at_once(p) || (output + 1 == area && pass.count > 0) {
-                self.lay_out_inputs(&pass.links[..pass.count]);
-                by_panels(simd, p.o, &mut self, &pass);
-                (pass.count, pass.into) = (0, Into::Add);
-            }
-        }
-        if pass.into == Into::Replace {
-            self.sums.fill(T::ZERO);
-        }
+        by_panels(simd, self.width, &mut self, &());
     }
-}
-
-impl<T: Lanes> SumOuter<'_, T> {
-    #[inline(always)]
-    fn lay_out_inputs(&mut self, links: &[[usize; 2]]) {
-        let Plan { n, c, o, .. } = *self.plan;
-        let blocks = self.left.chunks_exact_mut(links.len() * n * BLOCK).take(self.sums.len() / (o * BLOCK));
-        for (block, left) in blocks.enumerate() {
-            let channel = self.channel + block * BLOCK;
-            for (left, [input, _]) in left.chunks_exact_mut(n * BLOCK).zip(links) {
-                side_by_side(&self.inputs[input * n * c..][..n * c], [c, channel], left, BLOCK);
-            }
-        }
-    }
-}
-
-/// Some pairs of input and output pixels that a tap links.
-struct Pass {
-    links: [[usize; 2]; MOST_LINKS],
-    count: usize,
-    into: Into,
 }
 
 impl<T: Lanes> ByPanels<T> for SumOuter<'_, T> {
-    type Pass = Pass;
+    type Pass = ();
 
     #[inline(always)]
-    fn panel<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, pass: &Pass, column: usize) {
-        let Plan { n, o, .. } = *self.plan;
-        let links = &pass.links[..pass.count];
-        let (columns, rows) = (V * T::lanes::<S>(), links.len() * n);
-        let right = &mut self.right[..rows * columns];
-        for (right, [_, output]) in right.chunks_exact_mut(n * columns).zip(links) {
-            side_by_side(&self.grads[output * n * o..][..n * o], [o, column], right, columns);
+    fn panel<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, (): &(), column: usize) {
+        let &mut SumOuter { linked, samples, rows, left, right, width, .. } = self;
+        let columns = V * T::lanes::<S>();
+        let right = &right[rows * column..][..rows * columns];
+        let blocks = left.as_chunks::<BLOCK>().0.chunks_exact(linked.count * samples);
+        for (sums, block) in self.sums.chunks_exact_mut(BLOCK * width).zip(blocks) {
+            for (i, sums) in sums.chunks_exact_mut(R * width).enumerate() {
+                let mut tile = zeros::<T, S, R, V>(simd);
+                let mut done = 0;
+                // Output pixels that follow each other are summed in one go.
+                for run in linked.pixels().chunk_by(|one, next| one[1] + 1 == next[1]) {
+                    let (first, rows) = (run[0][1] * samples, run.len() * samples);
+                    let (left, right) = (&block[done..][..rows], &right[first * columns..][..rows * columns]);
+                    add_outer::<T, S, R, V, BLOCK>(simd, &mut tile, (left, i * R), right);
+                    done += rows;
+                }
+                match self.into {
+                    Into::Replace => store::<T, S, R, V>(&tile, sums, width, column),
+                    Into::Add => add_to::<T, S, R, V>(simd, sums, width, column, &tile),
+                }
+            }
         }
-        let sums = (&mut *self.sums, o, column);
-        sum_blocks::<T, S, R, V, BLOCK>(simd, sums, (self.left, rows), right, pass.into);
     }
+}
+
+/// Taps and input channels whose gradients one task sums: so many that they stay in the second cache, and there is a task for each thread.
+/// Each number is summed in the same order however they are shared out.
+fn task_sizes(p: &Plan, threads: usize) -> [usize; 2] {
+    let (taps, blocks) = (p.kh * p.kw, p.c / BLOCK);
+    let some = (MOST_SUMS / (taps * p.o * BLOCK)).clamp(1, blocks.div_ceil(threads));
+    let tasks = blocks.div_ceil(some);
+    [taps.div_ceil(threads.div_ceil(tasks)), some * BLOCK]
 }
 
 /// `x` is (H W, N, C), `g` (OH OW, N, O), `out` (taps, C, O).
 pub(super) fn kernel_gradient<T: Lanes>(device: &Device, x: &[T], g: &[T], p: Plan, out: &mut [T]) {
-    let channels = if p.c.is_multiple_of(TASK_CHANNELS) { TASK_CHANNELS } else { BLOCK };
-    device.for_chunks(out, channels * p.o, |i, sums| {
-        let (tap, channel) = (i * channels / p.c, i * channels % p.c);
-        let rows = links_at_once(&p) * p.n;
-        let [left, right] = [channels, VECTORS * MOST_LANES]
-            .map(|columns| Storage::stale(device, rows * columns * size_of::<T>()));
+    let (p, width) = (&p, p.o);
+    let [taps, channels] = task_sizes(p, device.threads());
+    device.for_blocks(out, p.c * width, [taps, channels * width], |mut sums| {
+        let channels = sums.columns().start / width..sums.columns().end / width;
+        let most_rows = pixels_at_once(p) * p.n.min(ROWS);
+        let [left, right] = [channels.len(), width]
+            .map(|columns| Storage::stale(device, most_rows * columns * size_of::<T>()));
         let (mut left, mut right) = (left.write::<T>(), right.write::<T>());
-        let (left, right) = (&mut left[..], &mut right[..]);
-        device.arch().dispatch(SumOuter { plan: &p, tap, inputs: x, grads: g, channel, sums, left, right });
+        let mut is_begun = [false; MAX_TAPS];
+        for rows in Rows::all(p) {
+            lay_out_grads(device, g, p, &rows, &mut right);
+            for tap in sums.rows() {
+                let linked = &Linked::of(p, tap, &rows);
+                if linked.count == 0 {
+                    continue;
+                }
+                lay_out_inputs(device, x, p, (&rows, linked), channels.clone(), &mut left);
+                let (samples, rows) = (rows.samples.len(), rows.count());
+                let (left, right, sums) = (&left[..], &right[..], sums.row_mut(tap));
+                let into = if is_begun[tap] { Into::Add } else { Into::Replace };
+                device.arch().dispatch(SumOuter { linked, samples, rows, left, right, sums, into, width });
+                is_begun[tap] = true;
+            }
+        }
+        for tap in sums.rows().filter(|&tap| !is_begun[tap]) {
+            sums.row_mut(tap).fill(T::ZERO);
+        }
     });
 }

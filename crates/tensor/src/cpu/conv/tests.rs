@@ -1,6 +1,7 @@
 //! All fast ways of convolution against the loops of [`super::reference`].
 
 use super::{Plan, direct, lowered, pixels, reference, strips, winograd};
+use crate::cpu::arch::Arch;
 use crate::cpu::lanes::Lanes;
 use crate::device::Device;
 use crate::dtype::DType;
@@ -36,9 +37,9 @@ fn close<T: Lanes>(got: &[T], want: &[f64], what: &str, p: &Plan) {
 
 /// This machine with a few numbers of threads, then as if it had fewer instructions.
 fn devices() -> Vec<Device> {
-    let mut all = vec![Device::cpu(1), Device::cpu(3), Device::with_arch(1, pulp::Arch::Scalar)];
+    let mut all = vec![Device::cpu(1), Device::cpu(3), Device::with_arch(1, Arch::scalar())];
     #[cfg(target_arch = "x86_64")]
-    all.extend(pulp::x86::V3::try_new().map(|v3| Device::with_arch(2, pulp::Arch::V3(v3))));
+    all.extend(Arch::v3().map(|v3| Device::with_arch(2, v3)));
     all
 }
 

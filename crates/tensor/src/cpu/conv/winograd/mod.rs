@@ -18,7 +18,7 @@ use super::pixels::{self, BLOCK};
 use crate::cpu::gemm::Into;
 use crate::cpu::lanes::{Lanes, MOST_LANES};
 use crate::cpu::tile::{
-    ByPanels, Columns, Turned, VECTORS, add_long_rows, by_panels, by_tall_panels, in_panels, store,
+    ByPanels, Columns, Turned, add_long_rows, by_panels, by_tall_panels, in_panels, starts, store,
     sum_blocks, zeros,
 };
 use crate::device::Device;
@@ -36,14 +36,12 @@ const RUN: usize = 4;
 /// The rows of squares fall into at most this many runs for the kernel gradient, each summed on its own and then together in order, so
 /// that the result doesn't depend on the number of threads.
 const RUNS: usize = 4;
-/// Above this many kernels the sums of the runs cost more than is won.
-const MAX_KERNELS: usize = 1 << 17;
+/// Above this many kernels their gradient is as fast pixel by pixel: there are the sums of the runs, and they leave the second cache.
+const MAX_KERNELS: usize = 1 << 15;
 /// Above this many kernels, or below this many pixels of all samples, it costs more to change kernels for the large form than is won, or
 /// little is won for what it rounds away, which batch norms of few numbers make more of.
 const MAX_KERNELS_LARGE: usize = 1 << 14;
 const MIN_PIXELS_LARGE: usize = 1 << 11;
-/// So many numbers of changed kernels' gradients, or more, are summed over 128 rows at once.
-const MANY_SUMS: usize = 1 << 20;
 /// Below this many pixels of all samples the gradient of kernels is faster pixel by pixel.
 const MIN_PIXELS_GRADIENT: usize = 1 << 11;
 
@@ -265,9 +263,10 @@ fn change_square<T: Lanes, S: Simd, C: Matrix<I, O>, const I: usize, const O: us
 // Each change and each product is a function of its own for the machine (`dispatch`): in one, the numbers of the matrices would lie in
 // registers that the products' sums need.
 
-/// `B' d B` for some squares.
-struct ChangePixels<'a, T, F, const M: usize, const N: usize> {
-    form: PhantomData<F>,
+/// `B' d B` for some squares of pixels, or `A dy A'` for some of gradients.
+struct Change<'a, T, C, const I: usize, const N: usize> {
+    matrix: PhantomData<C>,
+    /// Of these, where the squares come from.
     sides: Sides,
     part: &'a Part,
     source: &'a [T],
@@ -278,19 +277,19 @@ struct ChangePixels<'a, T, F, const M: usize, const N: usize> {
     columns: usize,
 }
 
-impl<T: Lanes, F: Form<M, N>, const M: usize, const N: usize> WithSimd for ChangePixels<'_, T, F, M, N> {
+impl<T: Lanes, C: Matrix<I, N>, const I: usize, const N: usize> WithSimd for Change<'_, T, C, I, N> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Sides { n, from: [h, w], depth, padding, .. } = self.sides;
+        let Sides { n, from: [h, w], depth, padding, side, .. } = self.sides;
         let Part { row, squares, samples } = self.part;
         let (size, rows) = (samples.len() * depth, self.part.rows());
         for (i, square) in squares.clone().enumerate() {
-            let mut seen = [[T::vectors::<S>(&self.zeros[..size]); N]; N];
-            for (y, seen) in (M * row..).zip(&mut seen) {
+            let mut seen = [[T::vectors::<S>(&self.zeros[..size]); I]; I];
+            for (y, seen) in (side * row..).zip(&mut seen) {
                 let Some(y) = y.checked_sub(padding).filter(|&y| y < h) else { continue };
-                for (x, seen) in (M * square..).zip(seen) {
+                for (x, seen) in (side * square..).zip(seen) {
                     let Some(x) = x.checked_sub(padding).filter(|&x| x < w) else { continue };
                     let first = ((y * w + x) * n + samples.start) * depth;
                     *seen = T::vectors::<S>(&self.source[first..][..size]);
@@ -299,7 +298,7 @@ impl<T: Lanes, F: Form<M, N>, const M: usize, const N: usize> WithSimd for Chang
             let widths = [depth, self.columns].map(|count| count / T::lanes::<S>());
             let places = Places::new(widths, rows, i * samples.len());
             let mut out = planes::<T, S, N>(self.out, rows * depth, rows * depth + BETWEEN);
-            change_square::<T, S, F::Pixels, N, N>(simd, &seen, places, &mut out);
+            change_square::<T, S, C, I, N>(simd, &seen, places, &mut out);
         }
     }
 }
@@ -404,11 +403,10 @@ impl<T: Lanes> ByPanels<T> for Products<'_, T> {
         let source = &self.changed[element * (rows * depth + BETWEEN)..][..rows * depth];
         let products = &mut self.products[element * (rows * width + BETWEEN)..][..rows * width];
         for row in (0..rows).step_by(R) {
-            // A short last tile computes its last row again.
             let height = R.min(rows - row);
-            let starts = std::array::from_fn(|i| (row + i.min(height - 1)) * depth);
             let mut sums = zeros::<T, S, R, V>(simd);
-            add_long_rows::<T, S, R, V>(simd, &mut sums, (source, starts), weights, depth);
+            let source = (source, starts::<R>(row, rows, depth));
+            add_long_rows::<T, S, R, V>(simd, &mut sums, source, weights, depth);
             store::<T, S, R, V>(&sums, &mut products[row * width..][..height * width], width, column);
         }
     }
@@ -477,49 +475,14 @@ fn sum_squares<T: Lanes, F: Form<M, N>, const M: usize, const N: usize>(
         room!(device, N * N * (rows * width + BETWEEN) => storage, products);
         for part in sides.parts(row) {
             let (part, rows, elements) = (&part, part.rows(), N * N);
-            let (zeros, out, columns) = (&*zeros, &mut *changed, depth);
-            arch.dispatch(ChangePixels::<T, F, M, N> { form, sides, part, source, zeros, out, columns });
+            let (matrix, zeros, out, columns) = (PhantomData::<F::Pixels>, &*zeros, &mut *changed, depth);
+            arch.dispatch(Change::<T, _, N, N> { matrix, sides, part, source, zeros, out, columns });
             let (changed, products) = (&*changed, &mut *products);
             arch.dispatch(Products { elements, rows, depth, width, changed, weights, products });
             let (products, result) = (&*products, &mut *result);
             arch.dispatch(ChangeBack::<T, F, M, N> { form, sides, part, products, bias, result });
         }
     });
-}
-
-/// `A dy A'` for some squares.
-struct ChangeGrads<'a, T, F, const M: usize, const N: usize> {
-    form: PhantomData<F>,
-    sides: Sides,
-    part: &'a Part,
-    grads: &'a [T],
-    /// At least so many zeros as a pixel of the part has numbers.
-    zeros: &'a [T],
-    /// (N N, panel, squares, samples, columns of the panel), with [`BETWEEN`], of panels as wide as a tile.
-    out: &'a mut [T],
-}
-
-impl<T: Lanes, F: Form<M, N>, const M: usize, const N: usize> WithSimd for ChangeGrads<'_, T, F, M, N> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let Sides { n, width, to: [h, w], .. } = self.sides;
-        let Part { row, squares, samples } = self.part;
-        let (size, rows) = (samples.len() * width, self.part.rows());
-        for (i, square) in squares.clone().enumerate() {
-            let mut grads = [[T::vectors::<S>(&self.zeros[..size]); M]; M];
-            for (y, grads) in (M * row..h).zip(&mut grads) {
-                for (x, grads) in (M * square..w).zip(grads) {
-                    let first = ((y * w + x) * n + samples.start) * width;
-                    *grads = T::vectors::<S>(&self.grads[first..][..size]);
-                }
-            }
-            let places = Places::new([width / T::lanes::<S>(), VECTORS], rows, i * samples.len());
-            let mut out = planes::<T, S, N>(self.out, rows * width, rows * width + BETWEEN);
-            change_square::<T, S, F::OutputGrads, M, N>(simd, &grads, places, &mut out);
-        }
-    }
 }
 
 /// Of each element, the outer products of some changed rows, added.
@@ -652,10 +615,11 @@ pub(super) fn kernel_gradient_in<T: Lanes, F: Form<M, N>, const M: usize, const 
     let (from, to) = ([p.h, p.w], [p.oh, p.ow]);
     let Plan { n, c: depth, o: width, .. } = p;
     let padding = p.options.padding[0];
-    // Sums of so many numbers are read from the third cache and written there each time, too, and so more seldom.
-    let rows = if N * N * depth * width < MANY_SUMS { rows_at_once(N * N * depth * width) } else { 128 };
+    let rows = rows_at_once(N * N * depth * width);
     let sides = Sides { n, from, depth, to, width, padding, side: M, rows };
+    let of_grads = Sides { from: to, depth: width, padding: 0, ..sides };
     let (form, arch) = (PhantomData::<F>, device.arch());
+    let panel = arch.dispatch(Columns::of::<T>()).panel;
     room!(device, N * N * depth * width => storage, total);
     sum_over_runs(device, RUNS, p.oh.div_ceil(M), total, |row_range, sums| {
         let ([_, samples], rows) = (sides.at_once(), sides.most_rows());
@@ -666,10 +630,11 @@ pub(super) fn kernel_gradient_in<T: Lanes, F: Form<M, N>, const M: usize, const 
         sums.fill(T::ZERO);
         for part in row_range.flat_map(|row| sides.parts(row)) {
             let (part, rows, elements, zeros) = (&part, part.rows(), N * N, &*zeros);
-            let (source, out, columns) = (x, &mut *images, BLOCK);
-            arch.dispatch(ChangePixels::<T, F, M, N> { form, sides, part, source, zeros, out, columns });
-            let out = &mut *grads;
-            arch.dispatch(ChangeGrads::<T, F, M, N> { form, sides, part, grads: g, zeros, out });
+            let (matrix, source, out, columns) = (PhantomData::<F::Pixels>, x, &mut *images, BLOCK);
+            arch.dispatch(Change::<T, _, N, N> { matrix, sides, part, source, zeros, out, columns });
+            let (matrix, sides) = (PhantomData::<F::OutputGrads>, of_grads);
+            let (source, out, columns) = (g, &mut *grads, panel);
+            arch.dispatch(Change::<T, _, M, N> { matrix, sides, part, source, zeros, out, columns });
             let (images, grads, sums) = (&*images, &*grads, &mut *sums);
             arch.dispatch(OuterProducts { elements, rows, depth, width, images, grads, sums });
         }
