@@ -1,36 +1,16 @@
-// A source of kernels as a module of the fake driver: what they take, and launches of them. It stands below a source, whose
-// kernels are listed in ENTRIES.
+// What makes the kernels of a source a module of the fake driver: what they take, and launches of them. It is compiled once, and linked
+// with each source.
+#include "entries.h"
 #include "fibers.h"
-#include "signature.h"
 
+#include <cstring>
 #include <mutex>
-#include <utility>
 
 namespace {
 
-template <class... A, std::size_t... I>
-void call_with(void (*kernel)(A...), void *const *from, std::index_sequence<I...>) {
-    kernel(host_copy<A>(from[I])...);
-}
-
-template <class... A> void call(void (*kernel)(A...), void *const *from) {
-    call_with(kernel, from, std::index_sequence_for<A...>());
-}
-
-struct Entry {
-    const char *name;
-    void (*call)(void *const *);
-    std::string letters;
-};
-
-#define ENTRY(NAME) {#NAME, [](void *const *from) { call(NAME, from); }, signature(NAME)},
-const Entry entries[] = {
-    ENTRIES
-};
-
 const Entry *find(const char *name) {
-    for (const Entry &entry : entries) {
-        if (std::strcmp(entry.name, name) == 0) return &entry;
+    for (std::size_t i = 0; i < entry_count; i++) {
+        if (std::strcmp(entries[i].name, name) == 0) return &entries[i];
     }
     return nullptr;
 }

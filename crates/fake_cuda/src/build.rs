@@ -63,14 +63,20 @@ pub(crate) fn build(folder: &Path, kernels: &Path, modules: &[Module]) -> Result
     let mut wanted = Vec::from(libraries);
     wanted.extend(texts.into_iter().map(|(name, text)| (of_modules.join(name), text)));
     wanted.retain(|(path, _)| !path.exists());
+    let include = [native.join("driver"), own.join("libraries"), native, kernels.to_owned()];
+    // What all modules are linked with.
+    let module = of_modules.join("linked.o");
+    if !module.exists() {
+        compile(&module, "#define SHARED_SECTION\n#include \"module.cpp\"\n", &include, Kind::Object)?;
+    }
     let next = AtomicUsize::new(0);
     let failed = Mutex::new(None);
-    let include = [native.join("driver"), own.join("libraries"), native, kernels.to_owned()];
     thread::scope(|scope| {
         for _ in 0..JOBS {
             scope.spawn(|| {
                 while let Some((path, text)) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if let Err(cause) = compile(path, text, &include) {
+                    let kind = Kind::Library(path.starts_with(&of_modules).then_some(&module));
+                    if let Err(cause) = compile(path, text, &include, kind) {
                         *failed.lock().unwrap() = Some(cause);
                     }
                 }
@@ -91,7 +97,7 @@ fn name(module: &Module) -> String {
 fn text(module: &Module) -> String {
     let entries: String = module.kernels.iter().map(|name| format!("ENTRY({name}) ")).collect();
     format!(
-        "#define SHARED_SECTION\n#include \"device.h\"\n#define ELEMENT {}\n#include \"{}\"\n#define ENTRIES {entries}\n#include \"module.cpp\"\n",
+        "#define SHARED_SECTION\n#include \"device.h\"\n#define ELEMENT {}\n#include \"{}\"\n#define ENTRIES {entries}\n#include \"entries.cpp\"\n",
         module.element, module.file
     )
 }
@@ -114,13 +120,23 @@ fn contents(folders: &[&Path]) -> u64 {
     hash(&files.map(|file| fs::read(file).unwrap()).collect::<Vec<_>>())
 }
 
-/// Compiles `text` into the shared library `path`.
-fn compile(path: &Path, text: &str, include: &[PathBuf]) -> Result<(), String> {
+/// What a text is compiled into.
+#[derive(Clone, Copy)]
+enum Kind<'a> {
+    /// An object file.
+    Object,
+    /// A shared library, together with this object file.
+    Library(Option<&'a PathBuf>),
+}
+
+/// Compiles `text` into `path`.
+fn compile(path: &Path, text: &str, include: &[PathBuf], kind: Kind<'_>) -> Result<(), String> {
     let source = path.with_extension("cpp");
     let unfinished = path.with_extension("unfinished");
     fs::write(&source, text).map_err(|error| format!("{}: {error}", source.display()))?;
     let output = Command::new("c++")
-        .args(["-std=c++17", "-O1", "-g1", "-shared", "-fPIC", "-pthread"])
+        .args(["-std=c++17", "-O1", "-g1", "-fPIC", "-pthread"])
+        .arg(if let Kind::Object = kind { "-c" } else { "-shared" })
         // Products are rounded before they are added, as the kernels' compiler is told; copies of a library stay apart; what guards jumps
         // takes one to another stack for a fault.
         .args([
@@ -134,6 +150,7 @@ fn compile(path: &Path, text: &str, include: &[PathBuf]) -> Result<(), String> {
         ])
         .args(include.iter().flat_map(|folder| [Path::new("-I"), folder]))
         .arg(&source)
+        .args(if let Kind::Library(with) = kind { with } else { None })
         .arg("-o")
         .arg(&unfinished)
         .arg("-ldl")

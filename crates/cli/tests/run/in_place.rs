@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 #[test]
 fn nodes_come_and_go_and_are_lost_and_the_result_has_the_same_bits() {
-    let mut run = Training::new(&["--nnodes", "1:2", "--max-restarts", "3"], "--epochs 60");
+    let mut run = Training::new(&["--nnodes", "1:2", "--max-restarts", "3"], "--epochs 30");
     let first = run.node("a");
     run.until(|event| event["event"] == "step");
     let second = run.node("b");
@@ -53,7 +53,7 @@ fn a_worker_that_fails_too_often_ends_the_run_of_all_nodes_with_its_name() {
 
 #[test]
 fn the_coordinators_node_is_lost_and_the_next_leads_the_run_to_the_same_bits() {
-    let mut run = Training::new(&["--nnodes", "1:3", "--max-restarts", "3"], "--epochs 90");
+    let mut run = Training::new(&["--nnodes", "1:3", "--max-restarts", "3"], "--epochs 45");
     let first = run.node("a");
     first.waits_for_others();
     let second = run.node("b");
@@ -84,7 +84,7 @@ fn the_coordinators_node_is_lost_and_the_next_leads_the_run_to_the_same_bits() {
 
 #[test]
 fn the_coordinators_node_is_lost_under_tls_and_the_run_goes_on() {
-    let mut run = Training::new(&["--nnodes", "1:2", "--max-restarts", "3", "--tls"], "--epochs 40");
+    let mut run = Training::new(&["--nnodes", "1:2", "--max-restarts", "3", "--tls"], "--epochs 20");
     let first = run.node("a");
     first.waits_for_others();
     let second = run.node("b");
@@ -100,7 +100,7 @@ fn the_coordinators_node_is_lost_under_tls_and_the_run_goes_on() {
 /// Its agent stands still, not its worker: the others can't know that and go on without either.
 #[test]
 fn a_coordinator_that_stands_still_finds_the_others_gone_on_without_it() {
-    let mut run = Training::new(&["--nnodes", "1:3", "--max-restarts", "3"], "--epochs 90");
+    let mut run = Training::new(&["--nnodes", "1:3", "--max-restarts", "3"], "--epochs 45");
     let first = run.node("a");
     first.waits_for_others();
     let second = run.node("b");
@@ -120,7 +120,7 @@ fn a_coordinator_that_stands_still_finds_the_others_gone_on_without_it() {
 
 #[test]
 fn a_node_that_stood_still_while_the_others_finished_does_not_lead_them_again() {
-    let mut run = Training::new(&["--nnodes", "1:2", "--max-restarts", "3"], "--epochs 60");
+    let mut run = Training::new(&["--nnodes", "1:2", "--max-restarts", "3"], "--epochs 30");
     let first = run.node("a");
     first.waits_for_others();
     let second = run.node("b");
@@ -180,7 +180,7 @@ fn a_node_that_comes_when_the_coordinator_was_just_lost_is_in_the_run_after_all(
 
 #[test]
 fn the_coordinators_node_leaves_and_the_next_leads_the_run() {
-    let mut run = Training::new(&["--nnodes", "1:2"], "--epochs 40");
+    let mut run = Training::new(&["--nnodes", "1:2"], "--epochs 20");
     let first = run.node("a");
     first.waits_for_others();
     let second = run.node("b");

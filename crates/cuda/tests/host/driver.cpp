@@ -1,10 +1,10 @@
 // Runs launches that are described on standard input and writes what their buffers then hold, and a point. Each is made in a process of
 // its own, so that none sees what one before has left in shared memory. It is made twice, with blocks and threads in rising and in
-// falling order, on buffers that begin at multiples of 16 bytes and on some that begin BEHIND bytes later, and must come to the same
+// falling order, on buffers that begin at multiples of 16 bytes and on some that begin `behind` bytes later, and must come to the same
 // bits. Buffers are exactly as long as they should be, so that the address sanitizer sees every access
 // beside them.
+#include "entries.h"
 #include "fibers.h"
-#include "signature.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,58 +16,12 @@
 #include <utility>
 #include <vector>
 
-namespace {
-
 [[noreturn]] void fail(const std::string &what) {
     std::fprintf(stderr, "%s\n", what.c_str());
     std::exit(3);
 }
 
-struct Argument {
-    enum Kind : unsigned char { SCALAR = 0, BUFFER = 1, MISSING = 2 } kind;
-    std::vector<char> bytes;
-    // Where the kernel sees a buffer.
-    char *at = nullptr;
-};
-
-// --- calling a kernel whose parameters the list of arguments must match
-
-template <class A> struct Passed {
-    static A take(const Argument &from) {
-        if (from.kind != Argument::SCALAR || from.bytes.size() != sizeof(A)) fail("an argument that isn't what the kernel takes");
-        return host_copy<A>(from.bytes.data());
-    }
-};
-
-template <class A> struct Passed<A *> {
-    static A *take(const Argument &from) {
-        if (from.kind == Argument::SCALAR) fail("a number in the place of a buffer");
-        return (A *)from.at;
-    }
-};
-
-using Arguments = std::vector<Argument>;
-
-template <class... A, std::size_t... I>
-void call_with(void (*kernel)(A...), const Arguments &from, std::index_sequence<I...>) {
-    kernel(Passed<A>::take(from[I])...);
-}
-
-template <class... A> void call(void (*kernel)(A...), const Arguments &from) {
-    if (from.size() != sizeof...(A)) fail("another number of arguments than the kernel takes");
-    call_with(kernel, from, std::index_sequence_for<A...>());
-}
-
-struct Entry {
-    const char *name;
-    void (*call)(const Arguments &);
-    std::string (*signature)();
-};
-
-#define ENTRY(NAME) {#NAME, [](const Arguments &from) { call(NAME, from); }, [] { return signature(NAME); }},
-const Entry entries[] = {
-    ENTRIES
-};
+namespace {
 
 struct Launch : Call {
     const Entry *entry;
@@ -106,17 +60,17 @@ Arguments arguments() {
 }
 
 // Fresh memory for each buffer, filled as asked, which begins so many bytes behind a multiple of 16.
-void place_buffers(Arguments &all, std::size_t behind) {
+void place_buffers(Arguments &all, std::size_t later) {
     for (Argument &argument : all) {
         if (argument.kind != Argument::BUFFER) continue;
-        argument.at = (char *)std::malloc(behind + argument.bytes.size()) + behind;
+        argument.at = (char *)std::malloc(later + argument.bytes.size()) + later;
         std::copy(argument.bytes.begin(), argument.bytes.end(), argument.at);
     }
 }
 
 const Entry &find(const std::string &name) {
-    for (const Entry &entry : entries) {
-        if (name == entry.name) return entry;
+    for (std::size_t i = 0; i < entry_count; i++) {
+        if (name == entries[i].name) return entries[i];
     }
     fail("no kernel " + name);
 }
@@ -125,7 +79,7 @@ void answer(const Entry &entry, unsigned blocks, unsigned block_threads, Argumen
     Arguments falling = rising;
     place_buffers(rising, 0);
     launch(entry, rising, blocks, block_threads, false);
-    place_buffers(falling, BEHIND);
+    place_buffers(falling, behind);
     launch(entry, falling, blocks, block_threads, true);
     for (std::size_t i = 0; i < rising.size(); i++) {
         const Argument &a = rising[i], &b = falling[i];
@@ -147,7 +101,7 @@ bool is_asked() {
 
 int main(int count, char **) {
     if (count > 1) {
-        for (const Entry &entry : entries) std::printf("%s %s\n", entry.name, entry.signature().c_str());
+        for (std::size_t i = 0; i < entry_count; i++) std::printf("%s %s\n", entries[i].name, entries[i].signature().c_str());
         return 0;
     }
     while (is_asked()) {
