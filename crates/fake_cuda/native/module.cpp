@@ -1,6 +1,6 @@
 // What makes the kernels of a source a module of the fake driver: what they take, and launches of them. It is compiled once, and linked
 // with each source.
-#include "entries.h"
+#include "module.h"
 #include "fibers.h"
 
 #include <cstring>

@@ -55,7 +55,7 @@ pub(crate) fn build(folder: &Path, kernels: &Path, modules: &[Module]) -> Result
         (path, format!("#include \"{file}\"\n"))
     };
     let texts: Vec<(String, String)> = modules.iter().map(|module| (name(module), text(module))).collect();
-    let of_modules = folder.join(format!("modules-{:016x}", hash(&(&texts, headers))));
+    let of_modules = folder.join(format!("modules-{:016x}", hash(&(&texts, OF_ALL, headers))));
     fs::create_dir_all(&of_modules).map_err(|error| format!("{}: {error}", of_modules.display()))?;
     let libraries = LIBRARIES.map(library);
     let built =
@@ -64,10 +64,9 @@ pub(crate) fn build(folder: &Path, kernels: &Path, modules: &[Module]) -> Result
     wanted.extend(texts.into_iter().map(|(name, text)| (of_modules.join(name), text)));
     wanted.retain(|(path, _)| !path.exists());
     let include = [native.join("driver"), own.join("libraries"), native, kernels.to_owned()];
-    // What all modules are linked with.
-    let module = of_modules.join("linked.o");
-    if !module.exists() {
-        compile(&module, "#define SHARED_SECTION\n#include \"module.cpp\"\n", &include, Kind::Object)?;
+    let linked = of_modules.join("linked.o");
+    if !linked.exists() {
+        compile(&linked, OF_ALL, &include, Kind::Object)?;
     }
     let next = AtomicUsize::new(0);
     let failed = Mutex::new(None);
@@ -75,7 +74,7 @@ pub(crate) fn build(folder: &Path, kernels: &Path, modules: &[Module]) -> Result
         for _ in 0..JOBS {
             scope.spawn(|| {
                 while let Some((path, text)) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let kind = Kind::Library(path.starts_with(&of_modules).then_some(&module));
+                    let kind = Kind::Library(path.starts_with(&of_modules).then_some(&linked));
                     if let Err(cause) = compile(path, text, &include, kind) {
                         *failed.lock().unwrap() = Some(cause);
                     }
@@ -89,6 +88,9 @@ pub(crate) fn build(folder: &Path, kernels: &Path, modules: &[Module]) -> Result
     }
 }
 
+/// What all modules are linked with.
+const OF_ALL: &str = "#define SHARED_SECTION\n#include \"module.cpp\"\n";
+
 /// As the fake driver looks for it.
 fn name(module: &Module) -> String {
     format!("{}-{}.so", module.file, module.element)
@@ -97,7 +99,7 @@ fn name(module: &Module) -> String {
 fn text(module: &Module) -> String {
     let entries: String = module.kernels.iter().map(|name| format!("ENTRY({name}) ")).collect();
     format!(
-        "#define SHARED_SECTION\n#include \"device.h\"\n#define ELEMENT {}\n#include \"{}\"\n#define ENTRIES {entries}\n#include \"entries.cpp\"\n",
+        "#define SHARED_SECTION\n#include \"device.h\"\n#define ELEMENT {}\n#include \"{}\"\n#define ENTRIES {entries}\n#include \"module_kernels.cpp\"\n",
         module.element, module.file
     )
 }
@@ -153,7 +155,7 @@ fn compile(path: &Path, text: &str, include: &[PathBuf], kind: Kind<'_>) -> Resu
         .args(if let Kind::Library(with) = kind { with } else { None })
         .arg("-o")
         .arg(&unfinished)
-        .arg("-ldl")
+        .args(if let Kind::Library(_) = kind { Some("-ldl") } else { None })
         .output()
         .map_err(|error| format!("c++: {error}"))?;
     if !output.status.success() {

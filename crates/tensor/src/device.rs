@@ -434,7 +434,8 @@ impl Device {
     }
 
     /// Cuts a matrix with rows of `width` elements into blocks of so many rows and columns (the last may have fewer) and calls `task(block)`
-    /// for each, spread over the threads.
+    /// for each, spread over the threads. Panics if it isn't of whole rows, or they of nothing.
+    #[track_caller]
     pub(crate) fn for_blocks<T: Send>(
         &self,
         matrix: &mut [T],
@@ -442,6 +443,11 @@ impl Device {
         [rows, columns]: [usize; 2],
         task: impl Fn(Block<'_, T>) + Sync,
     ) {
+        assert!(
+            rows > 0 && columns > 0 && matrix.len().checked_rem(width).unwrap_or(matrix.len()) == 0,
+            "blocks of {rows} x {columns} of {} elements in rows of {width}",
+            matrix.len()
+        );
         let (height, across) = (matrix.len() / width.max(1), width.div_ceil(columns));
         let matrix = Pieces::new(matrix);
         self.parallel_for(height.div_ceil(rows) * across, |i| {

@@ -53,7 +53,7 @@ fn a_worker_that_fails_too_often_ends_the_run_of_all_nodes_with_its_name() {
 
 #[test]
 fn the_coordinators_node_is_lost_and_the_next_leads_the_run_to_the_same_bits() {
-    let mut run = Training::new(&["--nnodes", "1:3", "--max-restarts", "3"], "--epochs 45");
+    let mut run = Training::new(&["--nnodes", "1:3", "--max-restarts", "3"], "--epochs 60");
     let first = run.node("a");
     first.waits_for_others();
     let second = run.node("b");
@@ -100,7 +100,7 @@ fn the_coordinators_node_is_lost_under_tls_and_the_run_goes_on() {
 /// Its agent stands still, not its worker: the others can't know that and go on without either.
 #[test]
 fn a_coordinator_that_stands_still_finds_the_others_gone_on_without_it() {
-    let mut run = Training::new(&["--nnodes", "1:3", "--max-restarts", "3"], "--epochs 45");
+    let mut run = Training::new(&["--nnodes", "1:3", "--max-restarts", "3"], "--epochs 60");
     let first = run.node("a");
     first.waits_for_others();
     let second = run.node("b");

@@ -9,7 +9,8 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
+use std::thread;
 
 /// Blocks of a grid at most, so that small tensors are larger than a grid, too.
 const MOST_BLOCKS: u32 = 3;
@@ -146,14 +147,16 @@ fn behind(source: Source) -> usize {
     if source == Source::AttentionHalves { 0 } else { 8 }
 }
 
+/// The driver's text.
+const DRIVER: &str = "#include \"driver.cpp\"\n";
+
 /// What runs the kernels of each program: compiled once, it takes half of the time that the kernels of most sources take.
 fn driver() -> &'static Path {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     MADE.get_or_init(|| {
-        let text = "#include \"driver.cpp\"\n";
-        let path = folder().join(format!("driver-{:016x}.o", fingerprint(text)));
+        let path = folder().join(format!("driver-{:016x}.o", fingerprint(DRIVER)));
         if !path.exists() {
-            compiled(text, Kind::Object, &path).unwrap_or_else(|error| panic!("the driver: {error}"));
+            compiled(DRIVER, Kind::Object, &path).unwrap_or_else(|error| panic!("the driver: {error}"));
         }
         path
     })
@@ -174,7 +177,7 @@ fn text(source: Source, element: Element) -> String {
 /// What the text of a program includes changes it, too.
 fn fingerprint(text: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
-    text.hash(&mut hasher);
+    [text, DRIVER].hash(&mut hasher);
     for folder in ["kernels", "tests/host", "../fake_cuda/native"] {
         let entries = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)).unwrap();
         let mut files: Vec<PathBuf> = entries
@@ -189,6 +192,22 @@ fn fingerprint(text: &str) -> u64 {
 
 /// The program for `source`, made where it isn't there yet.
 pub(crate) fn program(source: Source, element: Element) -> PathBuf {
+    static AHEAD: Once = Once::new();
+    // Threads of tests often want the same program, and wait for one compiler. Where all of them run (there is no argument), others are
+    // made meanwhile, from those that are wanted last on.
+    AHEAD.call_once(|| {
+        if std::env::args().len() == 1 {
+            thread::spawn(|| {
+                for source in Source::ALL.into_iter().rev() {
+                    source.elements().iter().rev().for_each(|&element| drop(made(source, element)));
+                }
+            });
+        }
+    });
+    made(source, element)
+}
+
+fn made(source: Source, element: Element) -> PathBuf {
     type Made = Arc<OnceLock<PathBuf>>;
     // Each once, and beside others: compilers take most of these tests' time.
     static ALL: Mutex<BTreeMap<[&str; 2], Made>> = Mutex::new(BTreeMap::new());

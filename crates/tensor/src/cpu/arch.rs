@@ -1,12 +1,10 @@
 //! The instruction set that kernels are compiled for at run time.
 //!
-//! [`pulp::Arch`] would do but for the time that a build takes: through it all kernels become parts of the functions that share work out
-//! among threads ([`crate::device`]), and those are one unit of code, on which one core is busy for minutes. Here a kernel is compiled as a
-//! method of its own type, which belongs to that type's module.
+//! [`pulp::Arch`] would do but for the time that a build takes: what its `dispatch` calls is compiled where that is called, and so all
+//! kernels would become parts of the functions that share work out among threads ([`crate::device`]), one unit of code, on which one core is
+//! busy for minutes. Here it is called in a method of the kernel's own type, which is compiled with that type's module.
 
-#[cfg(target_arch = "x86_64")]
-use pulp::x86::{V3, V4};
-use pulp::{Scalar, WithSimd};
+use pulp::WithSimd;
 
 /// An instruction set that this machine has.
 #[derive(Clone, Copy, Debug)]
@@ -27,58 +25,24 @@ impl Arch {
     /// AVX2 and what comes with it, if it is there.
     #[cfg(all(test, target_arch = "x86_64"))]
     pub(crate) fn v3() -> Option<Arch> {
-        V3::try_new().map(|v3| Arch(pulp::Arch::V3(v3)))
+        pulp::x86::V3::try_new().map(|v3| Arch(pulp::Arch::V3(v3)))
     }
 
     /// Calls a kernel, compiled for the instruction set. What it calls is compiled so, too, where it is always inlined.
     #[inline(always)]
     pub(crate) fn dispatch<K: WithSimd>(self, kernel: K) -> K::Output {
-        match self.0 {
-            // SAFETY: nobody has a `V4` of pulp's on a machine without these instructions.
-            #[cfg(target_arch = "x86_64")]
-            pulp::Arch::V4(simd) => unsafe { kernel.on_v4(simd) },
-            // SAFETY: likewise.
-            #[cfg(target_arch = "x86_64")]
-            pulp::Arch::V3(simd) => unsafe { kernel.on_v3(simd) },
-            #[cfg(target_arch = "x86_64")]
-            _ => kernel.on_scalar(),
-            #[cfg(not(target_arch = "x86_64"))]
-            other => other.dispatch(kernel),
-        }
+        kernel.on(self.0)
     }
 }
 
 /// A kernel, compiled for each instruction set.
-#[cfg(target_arch = "x86_64")]
 trait Compiled: WithSimd {
-    fn on_scalar(self) -> Self::Output;
-
-    /// # Safety
-    /// The machine has the instructions that `simd` stands for.
-    unsafe fn on_v3(self, simd: V3) -> Self::Output;
-
-    /// # Safety
-    /// The machine has the instructions that `simd` stands for.
-    unsafe fn on_v4(self, simd: V4) -> Self::Output;
+    fn on(self, arch: pulp::Arch) -> Self::Output;
 }
 
-#[cfg(target_arch = "x86_64")]
 impl<K: WithSimd> Compiled for K {
     #[inline(never)]
-    fn on_scalar(self) -> K::Output {
-        self.with_simd(Scalar)
-    }
-
-    #[inline(never)]
-    #[target_feature(enable = "sse,sse2,fxsr,sse3,ssse3,sse4.1,sse4.2,popcnt,avx,avx2,bmi1,bmi2,fma,lzcnt")]
-    unsafe fn on_v3(self, simd: V3) -> K::Output {
-        self.with_simd(simd)
-    }
-
-    #[inline(never)]
-    #[target_feature(enable = "sse,sse2,fxsr,sse3,ssse3,sse4.1,sse4.2,popcnt,avx,avx2,bmi1,bmi2,fma,lzcnt")]
-    #[target_feature(enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl")]
-    unsafe fn on_v4(self, simd: V4) -> K::Output {
-        self.with_simd(simd)
+    fn on(self, arch: pulp::Arch) -> K::Output {
+        arch.dispatch(self)
     }
 }

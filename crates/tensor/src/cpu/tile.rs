@@ -9,7 +9,6 @@
 //! what they read lies side by side, panel by panel: numbers that are a power of two apart fall into few sets of the first cache.
 
 use crate::cpu::copy::transpose;
-use crate::cpu::gemm::Into;
 use crate::cpu::lanes::Lanes;
 use crate::device::Device;
 use pulp::{Simd, WithSimd};
@@ -290,7 +289,7 @@ pub(crate) fn add_long_rows<T: Lanes, S: Simd, const R: usize, const V: usize>(
     }
 }
 
-/// Replaces or adds to a panel of `sums (depth, width)` the outer products of all rows of two factors: `left` is (block, rows, A), with a
+/// Adds to a panel of `sums (depth, width)` the outer products of all rows of two factors: `left` is (block, rows, A), with a
 /// depth of A numbers to a block, and `right` (rows, columns of the panel) and maybe more behind.
 #[inline(always)]
 pub(crate) fn sum_blocks<T: Lanes, S: Simd, const R: usize, const V: usize, const A: usize>(
@@ -298,17 +297,13 @@ pub(crate) fn sum_blocks<T: Lanes, S: Simd, const R: usize, const V: usize, cons
     (sums, width, column): (&mut [T], usize, usize),
     (left, rows): (&[T], usize),
     right: &[T],
-    into: Into,
 ) {
     let blocks = left.as_chunks::<A>().0.chunks_exact(rows);
     for (sums, block) in sums.chunks_exact_mut(A * width).zip(blocks) {
         for (i, sums) in sums.chunks_exact_mut(R * width).enumerate() {
             let mut tile = zeros::<T, S, R, V>(simd);
             add_outer::<T, S, R, V, A>(simd, &mut tile, (block, i * R), right);
-            match into {
-                Into::Replace => store::<T, S, R, V>(&tile, sums, width, column),
-                Into::Add => add_to::<T, S, R, V>(simd, sums, width, column, &tile),
-            }
+            add_to::<T, S, R, V>(simd, sums, width, column, &tile);
         }
     }
 }

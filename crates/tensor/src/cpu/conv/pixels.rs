@@ -7,8 +7,8 @@
 //! laid out in panels as wide as a tile, some at a time, which stay in the second cache while they are summed with.
 //!
 //! The gradient of the images is the same sum with the links and the kernels turned around. The gradient of a kernel tap is the sum of
-//! outer products over the pairs of pixels that the tap links. The gradients of a few pixels at a time are laid side by side, and summed
-//! with what each tap links to them, into sums of all taps and some channels, which stay in the second cache.
+//! outer products over the pairs of pixels that the tap links. The gradients of a few pixels at a time are laid side by side, and multiplied
+//! with what each of the taps links to them, for so many channels that all sums stay in the second cache.
 
 use super::Plan;
 use crate::cpu::gemm::Into;
@@ -245,59 +245,59 @@ pub(super) fn image_gradient<T: Lanes>(device: &Device, g: &[T], w: &[T], p: Pla
 }
 
 /// Samples of some output pixels, whose gradients are laid out at once.
-struct Rows {
+struct Part {
     outputs: Range<usize>,
     samples: Range<usize>,
 }
 
-impl Rows {
-    fn count(&self) -> usize {
+impl Part {
+    /// Each a row of the gradients.
+    fn rows(&self) -> usize {
         self.outputs.len() * self.samples.len()
     }
 
-    /// As many as [`ROWS`] or, at least, some of a pixel, and then the next.
-    fn all(p: &Plan) -> impl Iterator<Item = Rows> {
-        let (area, n, at_once) = (p.oh * p.ow, p.n, pixels_at_once(p));
-        (0..n).step_by(ROWS).flat_map(move |sample| {
-            (0..area).step_by(at_once).map(move |output| Rows {
-                outputs: output..area.min(output + at_once),
-                samples: sample..n.min(sample + ROWS),
+    /// Output pixels and samples that one is of: at most [`ROWS`] rows, of some pixels or, where there are more samples, of some of these.
+    fn sizes(p: &Plan) -> [usize; 2] {
+        [(ROWS / p.n).clamp(1, MOST_LINKS), p.n.div_ceil(p.n.div_ceil(ROWS))]
+    }
+
+    fn all(p: &Plan) -> impl Iterator<Item = Part> {
+        let (area, n, [outputs, samples]) = (p.oh * p.ow, p.n, Part::sizes(p));
+        (0..n).step_by(samples).flat_map(move |sample| {
+            (0..area).step_by(outputs).map(move |output| Part {
+                outputs: output..area.min(output + outputs),
+                samples: sample..n.min(sample + samples),
             })
         })
     }
 }
 
-/// Output pixels whose gradients are laid out at once.
-fn pixels_at_once(p: &Plan) -> usize {
-    (ROWS / p.n).clamp(1, MOST_LINKS)
-}
-
-/// The gradients of some rows in panels: (panel, rows, columns of the panel).
-fn lay_out_grads<T: Lanes>(device: &Device, grads: &[T], p: &Plan, rows: &Rows, panels: &mut [T]) {
-    let (count, panel) = (rows.count(), device.arch().dispatch(Columns::of::<T>()).panel);
+/// The gradients of a part in panels: (panel, rows, columns of the panel).
+fn lay_out_grads<T: Lanes>(device: &Device, grads: &[T], p: &Plan, part: &Part, panels: &mut [T]) {
+    let (rows, panel) = (part.rows(), device.arch().dispatch(Columns::of::<T>()).panel);
     device.arch().dispatch(|| {
         for column in (0..p.o).step_by(panel) {
             let columns = panel.min(p.o - column);
-            let panel = &mut panels[count * column..][..count * columns];
-            for (to, output) in panel.chunks_exact_mut(rows.samples.len() * columns).zip(rows.outputs.clone())
+            let panel = &mut panels[rows * column..][..rows * columns];
+            for (to, output) in panel.chunks_exact_mut(part.samples.len() * columns).zip(part.outputs.clone())
             {
-                let from = &grads[(output * p.n + rows.samples.start) * p.o..];
+                let from = &grads[(output * p.n + part.samples.start) * p.o..];
                 side_by_side(from, [p.o, column], to, columns);
             }
         }
     });
 }
 
-/// What a tap links to some rows: the input pixel, and to which of the output pixels it is linked.
+/// What a tap links to a part: the input pixel, and to which of the output pixels it is linked.
 struct Linked {
     list: [[usize; 2]; MOST_LINKS],
     count: usize,
 }
 
 impl Linked {
-    fn of(p: &Plan, tap: usize, rows: &Rows) -> Linked {
+    fn of(p: &Plan, tap: usize, part: &Part) -> Linked {
         let mut linked = Linked { list: [[0; 2]; MOST_LINKS], count: 0 };
-        for (i, output) in rows.outputs.clone().enumerate() {
+        for (i, output) in part.outputs.clone().enumerate() {
             if let Some(input) = seen_by(p, tap, output) {
                 linked.list[linked.count] = [input, i];
                 linked.count += 1;
@@ -311,30 +311,30 @@ impl Linked {
     }
 }
 
-/// Some channels of what is linked to some rows: (block, rows that are linked, BLOCK).
+/// Some channels of what is linked to a part: (block, rows that are linked, BLOCK).
 fn lay_out_inputs<T: Lanes>(
     device: &Device,
     inputs: &[T],
     p: &Plan,
-    (rows, linked): (&Rows, &Linked),
+    (part, linked): (&Part, &Linked),
     channels: Range<usize>,
     blocks: &mut [T],
 ) {
-    let row = rows.samples.len() * BLOCK;
+    let row = part.samples.len() * BLOCK;
     device.arch().dispatch(|| {
         let blocks = blocks.chunks_exact_mut(linked.count * row);
         for (block, channel) in blocks.zip(channels.step_by(BLOCK)) {
             for (to, [input, _]) in block.chunks_exact_mut(row).zip(linked.pixels()) {
-                side_by_side(&inputs[(input * p.n + rows.samples.start) * p.c..], [p.c, channel], to, BLOCK);
+                side_by_side(&inputs[(input * p.n + part.samples.start) * p.c..], [p.c, channel], to, BLOCK);
             }
         }
     });
 }
 
-/// Adds what a tap links to some rows to its gradient, or begins with it.
+/// Adds what a tap links to a part to its gradient, or begins with it.
 struct SumOuter<'a, T> {
     linked: &'a Linked,
-    /// Samples of a pixel, and rows of all output pixels.
+    /// Samples of the part, and its rows.
     samples: usize,
     rows: usize,
     /// (block, rows that are linked, BLOCK)
@@ -385,35 +385,39 @@ impl<T: Lanes> ByPanels<T> for SumOuter<'_, T> {
     }
 }
 
-/// Taps and input channels whose gradients one task sums: so many that they stay in the second cache, and there is a task for each thread.
-/// Each number is summed in the same order however they are shared out.
+/// Taps and input channels whose gradients one task sums: as many blocks of channels as keep their sums in the second cache, or one, and as
+/// many tasks as threads or a multiple of that, as far as there are as many taps. Each number is summed in the same order however they are
+/// shared out.
 fn task_sizes(p: &Plan, threads: usize) -> [usize; 2] {
     let (taps, blocks) = (p.kh * p.kw, p.c / BLOCK);
-    let some = (MOST_SUMS / (taps * p.o * BLOCK)).clamp(1, blocks.div_ceil(threads));
-    let tasks = blocks.div_ceil(some);
-    [taps.div_ceil(threads.div_ceil(tasks)), some * BLOCK]
+    let most = (MOST_SUMS / (taps * p.o * BLOCK)).clamp(1, blocks.div_ceil(threads));
+    let some = (1..=most).rev().find(|&some| blocks.is_multiple_of(some)).unwrap_or(1);
+    // The fewest parts of the taps that make so many tasks.
+    let parts = (1..threads).find(|parts| (blocks / some * parts).is_multiple_of(threads)).unwrap_or(threads);
+    [taps.div_ceil(parts), some * BLOCK]
 }
 
 /// `x` is (H W, N, C), `g` (OH OW, N, O), `out` (taps, C, O).
 pub(super) fn kernel_gradient<T: Lanes>(device: &Device, x: &[T], g: &[T], p: Plan, out: &mut [T]) {
     let (p, width) = (&p, p.o);
     let [taps, channels] = task_sizes(p, device.threads());
+    // A row is a tap, its numbers are some of (C, O).
     device.for_blocks(out, p.c * width, [taps, channels * width], |mut sums| {
         let channels = sums.columns().start / width..sums.columns().end / width;
-        let most_rows = pixels_at_once(p) * p.n.min(ROWS);
+        let most_rows: usize = Part::sizes(p).iter().product();
         let [left, right] = [channels.len(), width]
             .map(|columns| Storage::stale(device, most_rows * columns * size_of::<T>()));
         let (mut left, mut right) = (left.write::<T>(), right.write::<T>());
         let mut is_begun = [false; MAX_TAPS];
-        for rows in Rows::all(p) {
-            lay_out_grads(device, g, p, &rows, &mut right);
+        for part in Part::all(p) {
+            lay_out_grads(device, g, p, &part, &mut right);
             for tap in sums.rows() {
-                let linked = &Linked::of(p, tap, &rows);
+                let linked = &Linked::of(p, tap, &part);
                 if linked.count == 0 {
                     continue;
                 }
-                lay_out_inputs(device, x, p, (&rows, linked), channels.clone(), &mut left);
-                let (samples, rows) = (rows.samples.len(), rows.count());
+                lay_out_inputs(device, x, p, (&part, linked), channels.clone(), &mut left);
+                let (samples, rows) = (part.samples.len(), part.rows());
                 let (left, right, sums) = (&left[..], &right[..], sums.row_mut(tap));
                 let into = if is_begun[tap] { Into::Add } else { Into::Replace };
                 device.arch().dispatch(SumOuter { linked, samples, rows, left, right, sums, into, width });

@@ -8,7 +8,6 @@ use super::Plan;
 use super::lowered::sum_over_runs;
 use super::pixels::ROWS;
 use crate::cpu::copy::transpose;
-use crate::cpu::gemm::Into;
 use crate::cpu::lanes::{Lanes, MOST_LANES};
 use crate::cpu::tile::{
     ByPanels, Columns, Turned, add_rows, biased, by_panels, by_tall_panels, in_panels, side_by_side, store,
@@ -244,7 +243,7 @@ impl<T: Lanes> ByPanels<T> for Gradient<'_, T> {
         let right = &self.right[rows * column..];
         let sums = &mut self.sums[ky * padded(p) * o..][..padded(p) * o];
         let left = (&*self.left, rows);
-        sum_blocks::<T, S, R, V, MOST_ROWS>(simd, (sums, o, column), left, right, Into::Add);
+        sum_blocks::<T, S, R, V, MOST_ROWS>(simd, (sums, o, column), left, right);
     }
 }
 

@@ -192,6 +192,8 @@ fn pixels_and_strips_agree_with_the_definition() {
     check([8, 16, 6, 4], [16, 16, 2, 3], plain);
     check([2, 3, 20, 17], [16, 3, 7, 7], Conv2dOptions { stride: [2, 2], padding: [3, 3], ..plain });
     check([300, 16, 9, 9], [16, 16, 3, 3], same);
+    // Of as many sums as one thread cuts into tasks.
+    check([4, 64, 2, 2], [512, 64, 3, 3], same);
     // Sums of more than a chain, in panels.
     check([4, 528, 2, 2], [16, 528, 3, 3], same);
     check([4, 16, 2, 2], [528, 16, 3, 3], same);
@@ -200,6 +202,31 @@ fn pixels_and_strips_agree_with_the_definition() {
     // Strips of several blocks of pixels, and of one that is more than a block.
     check([130, 2, 4, 4], [16, 2, 3, 3], same);
     check([40, 3, 12, 10], [48, 3, 3, 3], same);
+}
+
+/// However taps and channels are shared out: one task or several for a thread, of all taps and of some.
+#[test]
+fn kernel_gradients_by_pixels_have_the_same_bits_on_any_number_of_threads() {
+    let same = Conv2dOptions { padding: [1, 1], ..Conv2dOptions::default() };
+    for (x, w) in [
+        ([4, 64, 3, 3], [512, 64, 3, 3]),
+        ([9, 48, 4, 4], [16, 48, 3, 3]),
+        ([140, 32, 2, 2], [64, 32, 1, 1]),
+        ([6, 112, 2, 3], [48, 112, 3, 2]),
+    ] {
+        let p = conv_plan(&x.into(), &w.into(), same);
+        let [images, grads] =
+            [p.n * p.image(), p.n * p.out_image()].map(|count| as_type::<f32>(&numbers(count, count as u64)));
+        let of = |threads: usize| {
+            let mut sums = vec![9.0; p.o * p.c * p.kh * p.kw];
+            pixels::kernel_gradient(&Device::cpu(threads), &images, &grads, p, &mut sums);
+            sums
+        };
+        let one = of(1);
+        for threads in [2, 3, 5, 7, 16] {
+            assert!(of(threads) == one, "{threads} threads; {p:?}");
+        }
+    }
 }
 
 #[test]

@@ -1,5 +1,5 @@
 // The kernels of a source, which stands above: those that ENTRIES lists.
-#include "entries.h"
+#include "module.h"
 
 #define ENTRY(NAME) {#NAME, [](void *const *from) { call(NAME, from); }, signature(NAME)},
 static const Entry list[] = {
