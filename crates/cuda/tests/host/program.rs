@@ -150,7 +150,7 @@ fn behind(source: Source) -> usize {
 /// The driver's text.
 const DRIVER: &str = "#include \"driver.cpp\"\n";
 
-/// What runs the kernels of each program: compiled once, it takes half of the time that the kernels of most sources take.
+/// What runs the kernels of each program, compiled once: with sanitizers that takes longer than the kernels of a small source.
 fn driver() -> &'static Path {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     MADE.get_or_init(|| {
