@@ -180,9 +180,11 @@ impl FetchBar {
 impl Progress for FetchBar {
     fn event(&mut self, event: FetchEvent<'_>) {
         match event {
-            FetchEvent::Waiting { at_most } => {
-                let limit = at_most.as_secs();
-                say(format_args!("another process is fetching the same data: waiting up to {limit} s"));
+            FetchEvent::Waiting { patience } => {
+                let limit = patience.as_secs();
+                say(format_args!(
+                    "another process is fetching the same data: waiting until it is here, or for {limit} s in which nothing arrives"
+                ));
             }
             FetchEvent::Asking { dataset, source } => say(format_args!("fetching {dataset} from {source}")),
             FetchEvent::Failed { source, reason } => say(format_args!("  {source}: {reason}")),

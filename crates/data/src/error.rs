@@ -77,6 +77,14 @@ pub enum Error {
         /// The bytes of a window.
         window: usize,
     },
+    /// A compressed file that holds more than is read into memory.
+    #[error("{}: it unpacks to more than {limit} bytes, the most that are held in memory\nhint: unpack it: a plain file is read where it lies", path.display())]
+    Unpacked {
+        /// The file.
+        path: PathBuf,
+        /// The most.
+        limit: u64,
+    },
     /// The text that the user named isn't there.
     #[error("{}: {}\nhint: --data FILE takes any file", no_text(path), path.display())]
     MissingText {
@@ -159,11 +167,11 @@ pub enum Error {
         reason: String,
     },
     /// Another process holds the dataset's lock for too long.
-    #[error("{} is locked by another process that fetches it: waited {waited:?}\nhint: end that process, or remove the file", path.display())]
+    #[error("{} is locked by another process that fetches it: nothing has arrived for {waited:?}\nhint: end that process", path.display())]
     Locked {
         /// The lock file.
         path: PathBuf,
-        /// How long this process waited.
+        /// For how long nothing has arrived.
         waited: Duration,
     },
     /// A loader thread delivers nothing.
@@ -204,6 +212,7 @@ impl Error {
             | Error::Cifar { .. }
             | Error::Folder { .. }
             | Error::ShortText { .. }
+            | Error::Unpacked { .. }
             | Error::MissingText { .. }
             | Error::NoText { .. }
             | Error::Pipeline { .. }

@@ -3,7 +3,8 @@
 //! A file arrives under a temporary name in the folder where it will stay, is decompressed, measured and hashed on the way,
 //! synced, and renamed last. So a file under its own name is whole and right, whoever else fetches at the same time and
 //! wherever this process is killed. A lock keeps two processes of one node from fetching the same files twice; where the
-//! file system knows no locks they do, and still do each other no harm.
+//! file system knows no locks, or knows them within a node alone, some do, and still do each other no harm: what is half
+//! here has the node's name.
 
 mod archive;
 mod packages;
@@ -21,16 +22,18 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long another process may take to fetch a dataset before this one gives up waiting for it.
+/// How long nothing may arrive where another process fetches a dataset before this one gives up waiting for it.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(900);
 const LOCK_POLL: Duration = Duration::from_millis(50);
+/// How often it looks whether anything arrives.
+const LOOK: Duration = Duration::from_secs(2);
 
 /// Gets the files of a dataset that `folder` doesn't hold yet, or holds damaged, and verifies all of them.
 /// A dataset of the library or of the user's own needs nothing.
 ///
 /// # Errors
 /// [`Error::Missing`] if no source gives all of them, with each source's reason; [`Error::Locked`] if another process holds
-/// the folder for a quarter of an hour; [`Error::Io`] if the files can't be written. No damaged file is left behind.
+/// the folder and nothing arrives there for a quarter of an hour; [`Error::Io`] if the files can't be written. No damaged file is left behind.
 pub fn fetch(listing: &Listing, folder: &Path, progress: &mut dyn Progress) -> Result<()> {
     let Home::Disk { sources, .. } = listing.home else { return Ok(()) };
     fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
@@ -163,24 +166,43 @@ impl std::io::Write for Sink<'_> {
 fn lock(folder: &Path, progress: &mut dyn Progress) -> Result<Option<File>> {
     let path = folder.join(".lock");
     let file = File::create(&path).map_err(Error::io("create", &path))?;
-    let start = Instant::now();
+    let (mut since, mut before) = (Instant::now(), None);
+    let mut looked: Option<Instant> = None;
     let mut told = false;
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(Some(file)),
             Err(TryLockError::Error(_)) => return Ok(None),
-            Err(TryLockError::WouldBlock) if start.elapsed() >= LOCK_TIMEOUT => {
-                return Err(Error::Locked { path, waited: start.elapsed() });
+            Err(TryLockError::WouldBlock) if since.elapsed() >= LOCK_TIMEOUT => {
+                return Err(Error::Locked { path, waited: since.elapsed() });
             }
             Err(TryLockError::WouldBlock) => {
                 if !told {
-                    progress.event(FetchEvent::Waiting { at_most: LOCK_TIMEOUT });
+                    progress.event(FetchEvent::Waiting { patience: LOCK_TIMEOUT });
                     told = true;
+                }
+                // What is large, or comes slowly, rightly takes its time.
+                if looked.is_none_or(|looked| looked.elapsed() >= LOOK) {
+                    looked = Some(Instant::now());
+                    let now = Some(size(folder));
+                    if now != before {
+                        (since, before) = (Instant::now(), now);
+                    }
                 }
                 thread::sleep(LOCK_POLL);
             }
         }
     }
+}
+
+/// How many bytes lie in a folder and the folders in it, as far as they can be seen.
+fn size(folder: &Path) -> u64 {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let sizes = entries.map(|entry| match entry.metadata() {
+        Ok(found) if found.is_dir() => size(&entry.path()),
+        found => found.map_or(0, |found| found.len()),
+    });
+    sizes.sum()
 }
 
 fn sync_folder(folder: &Path) -> Result<()> {

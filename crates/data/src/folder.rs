@@ -9,9 +9,10 @@ use crate::error::{Error, FolderProblem, Result};
 use crate::images::{Image, Images};
 use std::fs::{self, Metadata};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// How deep below its class a file may lie; a link that leads back to its own folder ends there.
+/// How deep below its class a file may lie.
 const MAX_DEPTH: usize = 8;
 
 /// The images of one part.
@@ -36,7 +37,7 @@ impl ImageFolder {
             }
             let number = found.classes.len() as u32;
             let mut paths = Vec::new();
-            list(&class, 0, &mut paths)?;
+            list(&class, &mut Vec::new(), &mut paths)?;
             if paths.is_empty() {
                 return problem(&class, FolderProblem::EmptyClass);
             }
@@ -107,17 +108,25 @@ impl Images for ImageFolder {
     }
 }
 
-/// The image files of a class.
-fn list(folder: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<()> {
+/// The image files of a class, in a folder below those that are known by their devices and numbers.
+fn list(folder: &Path, above: &mut Vec<(u64, u64)>, files: &mut Vec<PathBuf>) -> Result<()> {
+    let own = fs::metadata(folder).map_err(Error::io("look at", folder))?;
+    let own = (own.dev(), own.ino());
+    // A link that leads back has nothing of its own.
+    if above.contains(&own) {
+        return Ok(());
+    }
+    above.push(own);
     for path in sorted(folder)? {
         match look_at(&path)? {
-            Some(found) if found.is_dir() && depth < MAX_DEPTH => list(&path, depth + 1, files)?,
+            Some(found) if found.is_dir() && above.len() <= MAX_DEPTH => list(&path, above, files)?,
             // Whoever reads a pipe or a device waits, perhaps for ever. A link to nothing is an image that can't be read.
             Some(found) if !found.is_file() => {}
             _ if is_image(&path) => files.push(path),
             _ => {}
         }
     }
+    above.pop();
     Ok(())
 }
 

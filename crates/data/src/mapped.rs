@@ -18,14 +18,17 @@ pub(crate) enum Bytes {
 }
 
 impl Bytes {
-    /// The bytes of the file, decompressed where it begins like gzip; at most `limit` of them then.
+    /// The bytes of the file, decompressed where it begins like gzip; more than `limit` of them then are an error.
     pub(crate) fn open(path: &Path, limit: u64) -> Result<Bytes> {
         let file = File::open(path).map_err(Error::io("open", path))?;
         let mut stream = BufReader::new(file);
         if stream.fill_buf().map_err(Error::io("read", path))?.starts_with(&[0x1f, 0x8b]) {
             let mut bytes = Vec::new();
-            let unpacked = plain(stream).and_then(|stream| stream.take(limit).read_to_end(&mut bytes));
-            unpacked.map_err(Error::io("decompress", path))?;
+            let most = limit.saturating_add(1);
+            let unpacked = plain(stream).and_then(|stream| stream.take(most).read_to_end(&mut bytes));
+            if unpacked.map_err(Error::io("decompress", path))? as u64 > limit {
+                return Err(Error::Unpacked { path: path.to_path_buf(), limit });
+            }
             return Ok(Bytes::Held(bytes));
         }
         Ok(Bytes::Mapped(map(&stream.into_inner()).map_err(Error::io("map", path))?))

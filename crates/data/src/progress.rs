@@ -15,8 +15,8 @@ pub trait Progress {
 pub enum FetchEvent<'a> {
     /// Another process is fetching the same dataset into the same folder; this one waits for it.
     Waiting {
-        /// How long at most.
-        at_most: Duration,
+        /// How long nothing may arrive before it gives up.
+        patience: Duration,
     },
     /// A source is asked.
     Asking {

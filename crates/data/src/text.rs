@@ -16,7 +16,7 @@ pub const BYTES: usize = 256;
 /// One in so many bytes, those at the end, is kept from training.
 const HELD_OUT: usize = 10;
 
-/// No compressed text is unpacked beyond this.
+/// No compressed text may be longer.
 const MOST_BYTES: u64 = 1 << 32;
 
 /// A part of a file, whose bytes are the words of a model: a sample is a window of so many bytes, and its target is the same
@@ -48,7 +48,7 @@ impl Text {
     /// A part of the file at `path`, raw or compressed by gzip, in windows of `window` bytes.
     ///
     /// # Errors
-    /// The file can't be read, or is too short for a window in each part.
+    /// The file can't be read, is too short for a window in each part, or is compressed and unpacks to more than 4 GiB.
     pub fn open(path: &Path, part: Part, window: usize) -> Result<Text> {
         let [train, test] = Text::parts(path, window)?;
         Ok(match part {

@@ -11,6 +11,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::{Duration, SystemTime};
 
 /// The SHA-256 of [`contents`].
 const DIGEST: &str = "85d43305c72cd727e6c12f6115d9d83bc2fcd7753336eeb31cae13ca0ed4924f";
@@ -253,9 +254,29 @@ fn a_server_without_ranges_begins_anew() {
 fn what_lies_there_from_another_file_is_thrown_away() {
     let (source, asked) = serve(vec![Answer::Status(416), Answer::Whole]);
     let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join(".thing.gz.part"), vec![7; 500_000]).unwrap();
+    left(folder.path(), &[7; 500_000], Duration::from_secs(600));
     fetch(&thing(vec![source]), folder.path(), &mut Silent).unwrap();
     assert_eq!(*asked.lock().unwrap(), [Some(500_000), None]);
+    assert_eq!(names(folder.path()), [".lock", "thing"]);
+}
+
+/// What a download on another machine has written, for the last time so long ago.
+fn left(folder: &Path, bytes: &[u8], ago: Duration) {
+    let mut file = fs::File::create(folder.join(".thing.gz.0123456789ab.part")).unwrap();
+    file.write_all(bytes).unwrap();
+    file.set_modified(SystemTime::now() - ago).unwrap();
+}
+
+#[test]
+fn what_another_machine_left_is_gone_on_with_unless_it_may_still_be_written() {
+    for (ago, asks) in [(600, Some(50_000)), (5, None)] {
+        let (source, asked) = serve(vec![Answer::Whole]);
+        let folder = tempfile::tempdir().unwrap();
+        left(folder.path(), &packed()[..50_000], Duration::from_secs(ago));
+        fetch(&thing(vec![source]), folder.path(), &mut Silent).unwrap();
+        assert_eq!(*asked.lock().unwrap(), [asks], "{ago} s ago");
+        assert_eq!(names(folder.path()).contains(&".thing.gz.0123456789ab.part".into()), asks.is_none());
+    }
 }
 
 #[test]

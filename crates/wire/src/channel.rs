@@ -5,7 +5,7 @@
 //! is for both ends to say: one that wants it and one that doesn't are told so at once.
 
 use crate::deadline::Deadline;
-use crate::handshake::{HandshakeError, Hello, Side, Socket, WANTS_TLS, handshake, welcome};
+use crate::handshake::{HandshakeError, Hello, Limited, Side, Socket, WANTS_TLS, handshake, welcome};
 use crate::pass::Pass;
 use crate::tls::Session;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -52,9 +52,14 @@ fn agree(
     pass: &Pass,
     deadline: &Deadline,
 ) -> std::result::Result<(), HandshakeError> {
-    stream.limit(deadline.remaining().max(Duration::from_millis(1)))?;
     let mut first = [0];
-    if stream.peek(&mut first)? == 0 {
+    let peeked = loop {
+        match (Limited { socket: &mut stream, deadline }).within(|stream| stream.peek(&mut first)) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            peeked => break peeked?,
+        }
+    };
+    if peeked == 0 {
         return Err(std::io::Error::from(ErrorKind::UnexpectedEof).into());
     }
     match (pass.tls(), first[0] == SESSION) {
@@ -271,6 +276,18 @@ mod tests {
                 }
             });
         });
+    }
+
+    #[test]
+    fn whoever_says_nothing_is_told_of_by_the_time_that_was_waited() {
+        let secret = Secret::from_bytes([7; 32]);
+        for pass in [Pass::from(&secret)].into_iter().chain(Pass::encrypted(secret.clone())) {
+            let (_silent, accepted) = pair();
+            let hello = Hello { purpose: "test".into(), rank: Rank(0), generation: Generation(1) };
+            let deadline = Deadline::after(Duration::from_millis(20));
+            let error = Channel::accept(accepted, &pass, &deadline, |_| hello).map(|_| ()).unwrap_err();
+            assert!(error.to_string().contains("no proof within"), "{error}");
+        }
     }
 
     #[test]

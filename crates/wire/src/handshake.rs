@@ -68,13 +68,13 @@ impl Socket for UnixStream {
 }
 
 /// A socket until a deadline.
-struct Limited<'a, S> {
-    socket: &'a mut S,
-    deadline: &'a Deadline,
+pub(crate) struct Limited<'a, S> {
+    pub(crate) socket: &'a mut S,
+    pub(crate) deadline: &'a Deadline,
 }
 
 impl<S: Socket> Limited<'_, S> {
-    fn within<R>(&mut self, act: impl FnOnce(&mut S) -> IoResult<R>) -> IoResult<R> {
+    pub(crate) fn within<R>(&mut self, act: impl FnOnce(&mut S) -> IoResult<R>) -> IoResult<R> {
         let late =
             || Error::new(ErrorKind::TimedOut, format!("no proof within {:.1?}", self.deadline.waited()));
         if self.deadline.expired() {

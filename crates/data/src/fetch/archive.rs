@@ -10,7 +10,8 @@ use flate2::bufread::GzDecoder;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
-/// How many bytes the archive may unpack to beside the wanted files: a long name of a member is kept in memory, whoever wrote it.
+/// How many bytes the archive may unpack to beside the files of the dataset, also those that are here already: a long name of a member
+/// is kept in memory, whoever wrote it.
 const ROOM: u64 = 64 << 20;
 
 /// Takes `files` out of `folder` of the archive in `stream`.
@@ -20,7 +21,7 @@ pub(super) fn unpack(
     folder: &str,
     files: &[&FileSpec],
 ) -> Result<()> {
-    let most = files.iter().map(|file| file.bytes).sum::<u64>().saturating_add(ROOM);
+    let most = job.listing.files.iter().map(|file| file.bytes).sum::<u64>().saturating_add(ROOM);
     let mut archive = tar::Archive::new(GzDecoder::new(stream).take(most));
     let broken = |job: &Job<'_>, error: io::Error| {
         job.failed(format!("the archive is broken, or unpacks to more than {most} bytes: {error}"))
@@ -55,20 +56,20 @@ mod tests {
     const SOURCE: Source = Source::Archive { url: "http://nowhere/a.tar.gz", folder: "folder", bytes: 0 };
     const LISTING: Listing = Listing { name: "l", about: "", files: &[WANTED], home: Home::Library };
 
+    fn job<'a>(
+        listing: &'a Listing,
+        folder: &'a Path,
+        progress: &'a mut dyn crate::progress::Progress,
+    ) -> Job<'a> {
+        Job { listing, source: &SOURCE, folder, resumable: true, arrived: Vec::new(), progress }
+    }
+
     /// Unpacks an archive into `room/inner`; gives the outcome and what lies in `room` and there afterwards.
     fn unpack_into(room: &Path, stream: &[u8]) -> (Result<()>, Vec<String>) {
         let inner = room.join("inner");
         std::fs::create_dir_all(&inner).unwrap();
         let progress = &mut crate::progress::Silent;
-        let mut job = Job {
-            listing: &LISTING,
-            source: &SOURCE,
-            folder: &inner,
-            resumable: true,
-            arrived: Vec::new(),
-            progress,
-        };
-        let outcome = unpack(&mut job, stream, "folder", &[&WANTED]);
+        let outcome = unpack(&mut job(&LISTING, &inner, progress), stream, "folder", &[&WANTED]);
         let names = [room, &inner].into_iter().flat_map(|folder| std::fs::read_dir(folder).unwrap());
         let mut names: Vec<String> =
             names.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect();
@@ -158,6 +159,18 @@ mod tests {
                 (outcome, _) => panic!("row {i}: {outcome:?}"),
             }
         }
+    }
+
+    #[test]
+    fn a_file_behind_those_that_are_here_already_is_found() {
+        const LARGE: FileSpec = FileSpec { name: "large", bytes: ROOM + (8 << 20), sha256: ABC };
+        const BOTH: Listing = Listing { files: &[LARGE, WANTED], ..LISTING };
+        let room = tempfile::tempdir().unwrap();
+        let large = member(b"folder/large", b'0', LARGE.bytes, &vec![0; LARGE.bytes as usize]);
+        let bytes = packed(&[large, member(b"folder/wanted", b'0', 3, b"abc")].concat());
+        unpack(&mut job(&BOTH, room.path(), &mut crate::progress::Silent), &bytes[..], "folder", &[&WANTED])
+            .unwrap();
+        assert!(room.path().join("wanted").exists());
     }
 
     proptest! {

@@ -7,8 +7,8 @@ use crate::error::{Error, Result};
 use crate::progress::FetchEvent;
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufReader, Read, Seek, SeekFrom, Write};
-use std::path::Path;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use ureq::Agent;
 use ureq::http::header::{CONTENT_LENGTH, CONTENT_RANGE, RANGE};
 
@@ -21,6 +21,10 @@ const STALL: Duration = Duration::from_secs(20);
 fn whole(bytes: u64) -> Duration {
     Duration::from_secs(600.max(bytes / 50_000))
 }
+/// A download writes more often than this.
+const IDLE: Duration = Duration::from_secs(120);
+/// How the name of a file ends that isn't whole yet.
+const PART: &str = ".part";
 /// How often a download that breaks off is taken up again.
 const ATTEMPTS: usize = 4;
 
@@ -76,8 +80,7 @@ impl Download<'_> {
                 .http_status_as_error(false)
                 .build(),
         );
-        let unique = if job.resumable { String::new() } else { format!(".{}", std::process::id()) };
-        let part = job.folder.join(format!(".{}{unique}.part", self.name));
+        let part = self.part(job)?;
         let got = self.download(job, &agent, &part).and_then(|()| {
             let stream = File::open(&part).map_err(Error::io("open", &part))?;
             accept(job, BufReader::with_capacity(1 << 17, stream))
@@ -90,6 +93,36 @@ impl Download<'_> {
             let _ = fs::remove_file(&part);
         }
         got
+    }
+
+    /// The file that this download writes. Where nobody else of this machine does, it goes on with what an earlier one left, on another
+    /// machine too, unless that may still write it.
+    fn part(&self, job: &Job<'_>) -> Result<PathBuf> {
+        let begins = format!(".{}.", self.name);
+        let named = |unique: &str| job.folder.join(format!("{begins}{unique}{PART}"));
+        let machine = running_kernel();
+        if !job.resumable {
+            let moment = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+            return Ok(named(&format!("{machine}-{}-{moment:x}", std::process::id())));
+        }
+        let part = named(&machine);
+        if part.exists() {
+            return Ok(part);
+        }
+        // Dated by the clock that what others write is dated by.
+        let made = File::create(&part).and_then(|file| file.metadata()?.modified());
+        let now = made.map_err(Error::io("create", &part))?;
+        for entry in fs::read_dir(job.folder).map_err(Error::io("list", job.folder))?.flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let other = name.starts_with(&begins) && name.ends_with(PART) && entry.path() != part;
+            let written = entry.metadata().and_then(|found| found.modified());
+            let idle = written.is_ok_and(|then| now.duration_since(then).is_ok_and(|idle| idle > IDLE));
+            // Of several that want it one gets it.
+            if other && idle && fs::rename(entry.path(), &part).is_ok() {
+                break;
+            }
+        }
+        Ok(part)
     }
 
     /// Downloads into `part`, going on after the bytes that it holds.
@@ -182,6 +215,12 @@ impl Download<'_> {
             _ => Ok(Outcome::Whole),
         }
     }
+}
+
+/// Which machine this is, and since when it runs: within that at least locks hold, where the file system knows any.
+fn running_kernel() -> String {
+    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    id.chars().filter(char::is_ascii_hexdigit).take(12).collect()
 }
 
 enum Outcome {

@@ -38,9 +38,8 @@ fn jpeg(file: &[u8], planes: &mut Vec<u8>) -> Result<[usize; 2], String> {
         (other, _) => return Err(format!("a JPEG of {other} bits a channel: convert it to 8")),
     }
     check_size(height, width)?;
-    // The decoder makes grey of what is missing. Within the image's data both markers can only be markers.
-    let last = |marker: u8| file.windows(2).rposition(|pair| pair == [0xff, marker]);
-    if last(0xd9) < last(0xda) {
+    // The decoder makes grey of what is missing.
+    if !file.ends_with(&[0xff, 0xd9]) && !has_end(file) {
         return Err("the JPEG is cut off: it has no end".into());
     }
     let options = DecoderOptions::default()
@@ -54,6 +53,32 @@ fn jpeg(file: &[u8], planes: &mut Vec<u8>) -> Result<[usize; 2], String> {
     }
     separate(&pixels, COLOURS, planes);
     Ok([height, width])
+}
+
+/// Whether a JPEG's image has an end, behind which anything may lie: phones put films there.
+fn has_end(file: &[u8]) -> bool {
+    let mut rest = &file[2..];
+    while let Some((marker, behind)) = next_marker(rest) {
+        rest = match marker {
+            0xd9 => return true,
+            0x01 | 0xd0..=0xd8 => behind,
+            // A segment, of which the image's data may follow one: no marker but those above lies within it.
+            _ => {
+                let length = behind.first_chunk::<2>().map(|length| usize::from(u16::from_be_bytes(*length)));
+                match length.and_then(|length| behind.get(length..)) {
+                    Some(behind) => behind,
+                    None => return false,
+                }
+            }
+        };
+    }
+    false
+}
+
+/// The next marker and what lies behind it. As decoders do, passes over fill bytes and over what belongs to no segment.
+fn next_marker(bytes: &[u8]) -> Option<(u8, &[u8])> {
+    let start = bytes.windows(2).position(|pair| pair[0] == 0xff && !matches!(pair[1], 0 | 0xff))?;
+    Some((bytes[start + 1], &bytes[start + 2..]))
 }
 
 /// What a JPEG says of its image.
@@ -70,11 +95,8 @@ fn frame(file: &[u8]) -> Result<Frame, String> {
     let cut = || "the JPEG is cut off: it ends before the image begins".to_owned();
     let mut rest = &file[2..];
     loop {
-        // As decoders do, passes over fill bytes and over what belongs to no segment.
-        let is_marker = |pair: &[u8]| pair[0] == 0xff && !matches!(pair[1], 0 | 0xff);
-        let start = rest.windows(2).position(is_marker).ok_or_else(cut)?;
-        let marker = rest[start + 1];
-        rest = &rest[start + 2..];
+        let marker;
+        (marker, rest) = next_marker(rest).ok_or_else(cut)?;
         match marker {
             // These stand alone.
             0x01 | 0xd0..=0xd8 => continue,

@@ -95,6 +95,19 @@ fn what_cannot_be_decoded_says_why() {
     }
 }
 
+#[test]
+fn what_lies_behind_a_jpeg_says_nothing_of_it() {
+    for name in ["baseline.jpg", "progressive.jpg"] {
+        let jpeg = golden(name);
+        // Both markers come by chance in what a phone puts there, in any order.
+        for behind in [&[][..], &[0xff, 0xda, 1, 2], &[0xff, 0xd9, 7, 0xff, 0xda, 9], &[0; 10]] {
+            assert_eq!(decoded(&[&jpeg[..], behind].concat()), decoded(&jpeg), "{name}, {behind:?}");
+        }
+        let cut = [&jpeg[..jpeg.len() / 2], &[0; 10]].concat();
+        assert!(decoded(&cut).unwrap_err().contains("the JPEG is cut off"), "{name}");
+    }
+}
+
 /// Makes files, each a copy of a golden one.
 fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
@@ -184,6 +197,15 @@ fn what_nobody_may_look_at_is_named() {
             assert!(told.iter().all(|part| message.contains(part)), "{message}");
         }
     }
+}
+
+#[test]
+fn a_link_that_leads_back_has_no_images_of_its_own() {
+    let root = tree(&[("train/cat/x.png", "grey.png"), ("train/cat/more/y.png", "grey.png")]);
+    for (link, of) in [("all", "."), ("more/up", "..")] {
+        std::os::unix::fs::symlink(of, root.path().join("train/cat").join(link)).unwrap();
+    }
+    assert_eq!(ImageFolder::open(&root.path().join("train")).unwrap().len(), 2);
 }
 
 #[test]
