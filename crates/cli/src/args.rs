@@ -6,6 +6,7 @@ use crate::run::RunArgs;
 use crate::say::print;
 use crate::slurm::SlurmArgs;
 use clap::builder::{FalseyValueParser, RangedU64ValueParser};
+use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use phalanx::DeviceSpec;
@@ -145,9 +146,9 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "STEPS")]
     pub(crate) log_interval: Option<u64>,
     /// How often workers may be started in the place of others that are lost, while those that are left go on: those that are
-    /// lost within a second count once. 0 ends the run with the first.
-    #[arg(long, default_value_t = 3, value_name = "N")]
-    pub(crate) max_restarts: usize,
+    /// lost within a second count once. 0 ends the run with the first [default: 3].
+    #[arg(long, value_name = "N")]
+    pub(crate) max_restarts: Option<usize>,
     /// How long a worker may make no progress before it is taken to hang and another takes its place: off, seconds, or seconds by
     /// section as in start=600,step=60,evaluation=60,checkpoint=900; as PHALANX_HANG_TIMEOUT does [default: start=600,
     /// checkpoint=900, step and evaluation 60 or 50 times the longest so far, and 600 for the first].
@@ -688,7 +689,7 @@ impl std::error::Error for WrongUsage {}
 
 /// What was typed; exits with code 2 and a usage line if it makes no sense.
 pub(crate) fn parse() -> Command {
-    let matches = command().get_matches();
+    let matches = command().try_get_matches().unwrap_or_else(|error| dashed(error).exit());
     Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command
 }
 
@@ -702,7 +703,7 @@ fn command() -> clap::Command {
 pub(crate) fn parse_train(words: &[String]) -> Result<TrainArgs, WrongUsage> {
     let all = ["phalanx", "train"].into_iter().chain(words.iter().map(String::as_str));
     let parsed = command().try_get_matches_from(all).and_then(|matches| Cli::from_arg_matches(&matches));
-    match parsed.map_err(|error| error.to_string()) {
+    match parsed.map_err(|error| dashed(error).to_string()) {
         Ok(Cli { command: Command::Train(args) }) => Ok(*args),
         Ok(_) => unreachable!("the second word is train"),
         // A line of its own says what kind of text it is, as ours does.
@@ -739,6 +740,15 @@ fn underscored(command: clap::Command) -> clap::Command {
         Some(name) if name.contains('_') => arg.alias(name),
         _ => arg,
     })
+}
+
+/// A flag that is near the one that was typed is named as help names it, with dashes.
+fn dashed(mut error: clap::Error) -> clap::Error {
+    if let Some(ContextValue::String(flag)) = error.get(ContextKind::SuggestedArg) {
+        let flag = flag.replace('_', "-");
+        error.insert(ContextKind::SuggestedArg, ContextValue::String(flag));
+    }
+    error
 }
 
 /// What isn't typed is looked for in `PET_<FLAG>`, as torchrun does. One that is set to nothing is as if it weren't set.

@@ -26,7 +26,7 @@ use phalanx::{
     DeviceSpec, Error, Event, Interruption, Observer, OnNan, Recipe, Requests, State, TimeLimit, Trainer,
     Worker, cores,
 };
-use phalanx_job::{DRAINED, RunDir, WorkerEnv};
+use phalanx_job::{DRAINED, RunDir, WorkerEnv, names};
 use phalanx_launch::{Console, LaunchSpec, LocalRank};
 use signal_hook::consts::{SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::flag;
@@ -36,6 +36,9 @@ use std::time::Duration;
 
 /// How long workers have to end once one has failed or the run is to stop.
 const GRACE: Duration = Duration::from_secs(10);
+
+/// How often workers are replaced where nobody says.
+const MAX_RESTARTS: usize = 3;
 
 pub(crate) fn train(args: &TrainArgs) -> Result<u8> {
     if args.list {
@@ -143,6 +146,7 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
             "note: --time-limit {limit:?} leaves no time before the --time-margin of {margin:?}: the run ends after its first step"
         ));
     }
+    let max_restarts = args.max_restarts.unwrap_or(MAX_RESTARTS);
     let spec = LaunchSpec {
         program: std::env::current_exe().context("the path of this program")?.into(),
         args: std::env::args_os().skip(1).collect(),
@@ -155,14 +159,13 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
         run_dir: out.clone(),
         console: Console::FirstRank,
         grace: GRACE,
-        max_restarts: args.max_restarts,
+        max_restarts,
         held_signals: vec![SIGUSR1],
-        variables: end.map(drain::variable).into_iter().collect(),
+        variables: end.map(drain::variable).into_iter().chain([(names::LED.into(), "1".into())]).collect(),
         tls: args.tls || tls_is_asked_for()?,
         hang_limits: hang_limits(args.hang_timeout.as_deref())?,
         ..LaunchSpec::default()
     };
-    let max_restarts = args.max_restarts;
     let mut outcome = phalanx_launch::run(&spec, move |report| failure::tell(&report, max_restarts))?;
     // Rank 0 writes to this terminal itself, so what it said is there.
     if let Some(failure) =
@@ -228,6 +231,7 @@ fn work(args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) -> Result<u8> {
         let own = "a rank that has its place from the environment has that from there, too: PHALANX_TLS=1";
         return Err(WrongUsage(format!("--tls: {own}")).into());
     }
+    refuse_flags_of_a_launcher(args, env)?;
     let end = drain::end(args, Asks::AsFirst(env))?;
     let time_limit = end.map(|end| TimeLimit { end, margin: args.time_margin });
     // First what takes time: the others may be waiting for this one.
@@ -250,6 +254,36 @@ fn work(args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) -> Result<u8> {
             Err(error.into())
         }
     }
+}
+
+/// Refuses what is for whoever starts workers, where that is somebody else: it would mean nothing here.
+fn refuse_flags_of_a_launcher(args: &TrainArgs, env: &WorkerEnv) -> Result<(), WrongUsage> {
+    // Whoever `phalanx train` started has its flags.
+    if std::env::var_os(names::LED).is_some() {
+        return Ok(());
+    }
+    // A script may say one worker a task, or what there is anyway.
+    let fits = |n: &str| n == "1" || n.parse() == Ok(env.local_world_size);
+    let alone = env.coordinator.is_none();
+    let none = |restarts: usize| restarts == 0 && alone;
+    let flags = [
+        ("--nproc-per-node", args.nproc_per_node.clone().filter(|n| !fits(n))),
+        ("--max-restarts", args.max_restarts.filter(|&n| !none(n)).map(|n| n.to_string())),
+        ("--hang-timeout", args.hang_timeout.clone().filter(|limits| !(limits == "off" && alone))),
+    ];
+    let Some((flag, value)) = flags.into_iter().find_map(|(flag, value)| Some((flag, value?))) else {
+        return Ok(());
+    };
+    let local = env.local_world_size;
+    let told = "this process is a worker that somebody else has started, so this is for whoever did";
+    let hint = match (flag, alone) {
+        ("--nproc-per-node", _) => format!(
+            "workers of this node: {local}; phalanx run --nproc-per-node {value}, or srun --ntasks-per-node={value}, starts others"
+        ),
+        (_, true) => format!("phalanx run {flag} {value} is an agent that starts workers, one a node"),
+        (_, false) => format!("phalanx run {flag} {value}"),
+    };
+    Err(WrongUsage(format!("{flag} {value}: {told}\nhint: {hint}")))
 }
 
 /// How the training of a worker ended.
@@ -341,7 +375,13 @@ fn train_as(
         mesh,
         best_file: (recipe.train.keep_best == Some(true)).then(|| run_path.join(BEST)),
         initial: args.init.as_ref().map(|init| initial(init, recipe)).transpose()?,
-        checkpoint: Some(CheckpointConfig { resume, ..recipe.checkpoint(checkpoints.clone()) }),
+        checkpoint: Some(CheckpointConfig {
+            resume,
+            // One that was started again, and wasn't told to go on from what was there before, goes on from its own.
+            own_only: !args.resume,
+            run_id: Some(env.run_id.clone()).filter(|id| !id.is_empty()),
+            ..recipe.checkpoint(checkpoints.clone())
+        }),
         requests: requests.clone(),
         time_limit,
         ..recipe.trainer()?

@@ -405,3 +405,20 @@ fn checkpoints_are_shown_and_verified() {
     let (code, _, said) = look(folder.path(), &["show", "."]);
     assert!(code == Some(1) && said.contains("there is no checkpoint\nhint: give a run directory"), "{said}");
 }
+
+#[test]
+fn a_run_that_is_started_again_before_it_has_a_checkpoint_takes_none_of_another_run() {
+    let folder = tempfile::tempdir().unwrap();
+    done(folder.path(), &["--steps", "6", "--out", "run"]);
+    let again = r#"test "$TORCHELASTIC_RESTART_COUNT" = 0 && exit 3; exec "$0" "$@""#;
+    let training = ["train", "mnist-mini", "--steps", "3", "--out", "run"];
+    let mut command = phalanx(folder.path());
+    command.args(["run", "--max-restarts", "1", "--out", "outer", "--", "sh", "-c", again]);
+    let out = command.arg(env!("CARGO_BIN_EXE_phalanx")).args(training).output().unwrap();
+    let said = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(0), "{said}");
+    assert!(said.contains("checkpoints held checkpoints of another run"), "{said}");
+    assert!(folder.path().join("run/checkpoints.1/step-6").exists(), "{said}");
+    let steps = events(&folder.path().join("run")).into_iter().filter(|event| event["event"] == "step");
+    assert_eq!(steps.map(|step| step["step"].as_u64()).max(), Some(Some(2)), "{said}");
+}

@@ -258,6 +258,7 @@ fn mistakes_get_one_clear_error_and_leave_nothing() {
     check(&["mnist-mini", "--seed", "-1"], 2, &["'-1'", "--seed"]);
     check(&["mnist-mini", "--data", "empty"], 1, &["--data empty", "inside this program", "hint:"]);
     check(&["mnist-mini", "--batch-size", "0"], 2, &["batch"]);
+    check(&["mnist-mini", "--noshuffle"], 2, &["'--no-shuffle'"]);
     check(&["mnist", "--data", "missing"], 1, &["missing", "hint:"]);
     check(&["mnist-mini", "--init", "nothing.safetensors"], 1, &["nothing.safetensors"]);
     check(
@@ -272,6 +273,18 @@ fn mistakes_get_one_clear_error_and_leave_nothing() {
     check(&init, 1, &["nan.safetensors: conv1.bias is NaN at element 1", "hint:"]);
     let ignored = [&init[..], &["--set", "train.on_nan=ignore"]].concat();
     check(&ignored, 1, &["nan.safetensors: the weights don't fit the model"]);
+    // A worker starts no others, and says so.
+    for (flag, value) in [("--nproc-per-node", "8"), ("--max-restarts", "2"), ("--hang-timeout", "60")] {
+        let mut worker = command(folder.path(), &["mnist-mini", flag, value]);
+        let out = worker.envs([("RANK", "0"), ("WORLD_SIZE", "1")]).output().unwrap();
+        let message = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(2), "{message}");
+        assert!(message.contains(&format!("{flag} {value}: this process is a worker")), "{message}");
+        assert!(
+            message.contains(&format!("hint: phalanx run {flag} {value}"))
+                || message.contains("workers of this node: 1")
+        );
+    }
     for (variable, value) in
         [("PHALANX_TRANSPORT", "udp"), ("PHALANX_ALLREDUCE", "best"), ("PHALANX_THREADS", "100000")]
     {

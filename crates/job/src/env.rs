@@ -55,6 +55,8 @@ pub mod names {
     pub const END_TIME: &str = "PHALANX_END_TIME";
     /// `1` to begin although clocks of nodes differ, or nodes don't share the run's folder; `0` is as if it weren't set.
     pub const UNCHECKED: &str = "PHALANX_UNCHECKED";
+    /// Set for workers of `phalanx train`, whose command line is its own.
+    pub const LED: &str = "PHALANX_TRAIN";
     /// Set by torchrun where its agent listens at `MASTER_PORT` itself.
     pub const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
 }

@@ -120,7 +120,7 @@ impl Storages<'_> {
 /// The float tensors of the state dict in `object`. Those of integers are counters and the like, which no model here has.
 fn weights(object: &Value, storages: &mut Storages, file_len: u64) -> Result<Weights, String> {
     let state = state_dict(object)?;
-    let prefix = if state.iter().all(|(name, _)| name.starts_with("module.")) { "module." } else { "" };
+    let prefix = Weights::prefix_of(state.iter().map(|(name, _)| *name));
     let mut weights = Weights::default();
     let mut names = HashSet::new();
     let mut values_left = file_len.saturating_mul(MAX_RATIO).saturating_add(SMALL) / size_of::<f32>() as u64;
@@ -140,13 +140,16 @@ fn weights(object: &Value, storages: &mut Storages, file_len: u64) -> Result<Wei
                 ));
             }
         }
-        let count = parts.count().map_err(of_tensor)?;
+        let shape = Shape::try_new(&parts.shape).ok_or_else(|| {
+            of_tensor(format!("shape {:?} has more elements than there can be", parts.shape))
+        })?;
+        let count = shape.count();
         values_left = values_left.checked_sub(count as u64).ok_or_else(|| {
             format!("{name:?} and what comes before it repeat their numbers more than a file of {file_len} bytes may")
         })?;
         let storage = storages.get(parts.storage).map_err(of_tensor)?;
         let values = parts.gather(&storage, count).map_err(of_tensor)?;
-        weights.push(name[prefix.len()..].to_owned(), Shape::new(&parts.shape), &values);
+        weights.push(name[prefix.len()..].to_owned(), shape, &values);
     }
     Ok(weights)
 }

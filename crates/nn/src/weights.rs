@@ -5,6 +5,7 @@ use half::{bf16, f16};
 use phalanx_tensor::{MAX_DIMS, Shape};
 use safetensors::SafeTensorError;
 use safetensors::tensor::{Dtype, Metadata, SafeTensors, TensorView};
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,11 @@ use thiserror::Error;
 /// # Ok::<(), phalanx_nn::WeightError>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Weights(Vec<(String, Shape, Vec<f32>)>);
+pub struct Weights {
+    arrays: Vec<(String, Shape, Vec<f32>)>,
+    /// Where each name is: files from strangers may have a million.
+    places: HashMap<String, usize>,
+}
 
 /// Why a file of weights can't be read or written.
 #[derive(Debug, Error)]
@@ -81,7 +86,7 @@ impl Weights {
     /// Appends all arrays of `other`. Panics if a name is in both.
     #[track_caller]
     pub fn append(&mut self, other: Weights) {
-        other.0.into_iter().for_each(|array| self.add(array));
+        other.arrays.into_iter().for_each(|array| self.add(array));
     }
 
     #[track_caller]
@@ -92,22 +97,24 @@ impl Weights {
                 "weights: {name} of shape {shape} is pushed, but shape {other} has that name already: rename one"
             );
         }
-        self.0.push(array);
+        self.places.insert(name.clone(), self.arrays.len());
+        self.arrays.push(array);
     }
 
     /// The shape and values of an array.
     pub fn get(&self, name: &str) -> Option<(&Shape, &[f32])> {
-        self.0.iter().find(|(n, ..)| n == name).map(|(_, shape, values)| (shape, values.as_slice()))
+        let (_, shape, values) = &self.arrays[*self.places.get(name)?];
+        Some((shape, values))
     }
 
     /// All names and shapes.
     pub fn shapes(&self) -> impl Iterator<Item = (&str, &Shape)> {
-        self.0.iter().map(|(name, shape, _)| (name.as_str(), shape))
+        self.arrays.iter().map(|(name, shape, _)| (name.as_str(), shape))
     }
 
     /// All names.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().map(|(name, ..)| name.as_str())
+        self.arrays.iter().map(|(name, ..)| name.as_str())
     }
 
     /// Reads a file of weights, which its content tells to be a safetensors or a `.pth` file: see [`Weights::from_bytes`].
@@ -135,10 +142,10 @@ impl Weights {
 
     /// Reads the content of a file of weights; says what is wrong with it.
     ///
-    /// Of a safetensors file, arrays of f32, f64, bf16 and f16 are taken, and others are errors. Of a file that `torch.save` wrote, the
-    /// state dict is taken, which may lie in a checkpoint under `model`, `state_dict`, `model_state_dict` or `net`: its tensors
-    /// of f32, f64, f16 and bf16, while those of integers and bools (counters, masks) are left out. A `module.` that all names
-    /// begin with, as under DDP, is taken off. No code that such a file may contain is run.
+    /// Arrays of f32, f64, f16 and bf16 are taken; those of integers and bools (counters, masks) are left out, and others are errors. Of a
+    /// file that `torch.save` wrote, the state dict is taken, which may lie in a checkpoint under `model`, `state_dict`,
+    /// `model_state_dict` or `net`. A `module.` that all names begin with, as under DDP, is taken off. No code that a file may contain
+    /// is run.
     pub fn from_bytes(bytes: &[u8]) -> Result<Weights, String> {
         if pth::is_pth(bytes) {
             return pth::read(bytes);
@@ -148,7 +155,11 @@ impl Weights {
         // In the order of their bytes, so that the same file always reads the same.
         let mut views = file.tensors();
         views.sort_by_key(|(_, view)| view.data().as_ptr().addr());
+        let prefix = Weights::prefix_of(views.iter().map(|(name, _)| name.as_str()));
         for (name, view) in views {
+            if is_whole(view.dtype()) {
+                continue;
+            }
             let Some(shape) = Shape::try_new(view.shape()) else {
                 let dims = view.shape();
                 return Err(format!(
@@ -168,17 +179,23 @@ impl Weights {
                 }
                 other => return Err(format!("{name} holds {other:?}: F32, F64, BF16 and F16 are read")),
             };
-            weights.push(name, shape, &values);
+            weights.push(name[prefix.len()..].to_owned(), shape, &values);
         }
         Ok(weights)
+    }
+
+    /// What is taken off the names in a file: `module.`, if each begins with it, as under DDP.
+    pub fn prefix_of<'a>(mut names: impl Iterator<Item = &'a str>) -> &'static str {
+        const DDP: &str = "module.";
+        if names.all(|name| name.starts_with(DDP)) { DDP } else { "" }
     }
 
     /// Writes a safetensors file: whole under a temporary name beside `path`, synced, then renamed. Whatever happens, `path`
     /// holds its old content or all of the new.
     pub fn save(&self, path: &Path) -> Result<(), WeightError> {
         let bytes: Vec<Vec<u8>> =
-            self.0.iter().map(|(.., v)| v.iter().flat_map(|x| x.to_le_bytes()).collect()).collect();
-        let views = self.0.iter().zip(&bytes).map(|((name, shape, _), bytes)| {
+            self.arrays.iter().map(|(.., v)| v.iter().flat_map(|x| x.to_le_bytes()).collect()).collect();
+        let views = self.arrays.iter().zip(&bytes).map(|((name, shape, _), bytes)| {
             let view = TensorView::new(Dtype::F32, shape.dims().to_vec(), bytes)
                 .expect("as many bytes as the shape has");
             (name.as_str(), view)
@@ -211,6 +228,12 @@ fn wrong(bytes: &[u8], error: &SafeTensorError) -> String {
         }
         _ => error.to_string(),
     }
+}
+
+/// Whether arrays of this type are counters, masks and the like, which no model here has.
+fn is_whole(dtype: Dtype) -> bool {
+    use Dtype::{BOOL, I8, I16, I32, I64, U8, U16, U32, U64};
+    matches!(dtype, BOOL | I8 | I16 | I32 | I64 | U8 | U16 | U32 | U64)
 }
 
 /// Whether a file that starts like this is a safetensors file: eight bytes of length, then a header in JSON.
@@ -265,10 +288,12 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "weights: a.bias of shape [1] is pushed, but shape [1] has that name already")]
+    #[should_panic(
+        expected = "weights: b.weight of shape [2, 2] is pushed, but shape [2, 2] has that name already"
+    )]
     fn two_arrays_of_one_name_are_a_bug() {
         let mut weights = sample();
-        weights.append(sample().0.pop().map(|bias| Weights(vec![bias])).unwrap());
+        weights.append(sample());
     }
 
     #[test]
@@ -375,7 +400,7 @@ mod tests {
             bytes.resize(bytes.len() + data, 0);
             bytes
         };
-        check(&file(r#"{"w":{"dtype":"I64","shape":[1],"data_offsets":[0,8]}}"#, 8), "w holds I64");
+        check(&file(r#"{"w":{"dtype":"F8_E4M3","shape":[1],"data_offsets":[0,1]}}"#, 1), "w holds F8_E4M3");
         let dims = r#"{"w":{"dtype":"F32","shape":[1,1,1,1,1,1,1],"data_offsets":[0,4]}}"#;
         check(&file(dims, 4), "w is of shape [1, 1, 1, 1, 1, 1, 1]: at most 6 dimensions");
         let empty = r#"{"w":{"dtype":"F32","shape":[0,4294967296,4294967296],"data_offsets":[0,0]}}"#;
@@ -383,6 +408,13 @@ mod tests {
         check(&file(r#"{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#, 4), "invalid shape");
         let huge = r#"{"w":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}}"#;
         check(&file(huge, 4), "overflow");
+        let counted = r#"{"module.n":{"dtype":"I64","shape":[],"data_offsets":[0,8]},"module.w":{"dtype":"F32","shape":[1],"data_offsets":[8,12]}}"#;
+        let weights = Weights::from_bytes(&file(counted, 12)).unwrap();
+        assert_eq!(
+            weights.names().collect::<Vec<_>>(),
+            ["w"],
+            "a counter is left out, and what DDP puts before"
+        );
         let doubles =
             Weights::from_bytes(&file(r#"{"w":{"dtype":"F64","shape":[1,2],"data_offsets":[0,16]}}"#, 16));
         assert_eq!(doubles.unwrap().get("w").unwrap().1, [0.0, 0.0]);

@@ -201,6 +201,9 @@ fn impossible_tensors_are_errors_that_name_them() {
     check("FloatStorage", b"K\x00(K\x01K\x01K\x01K\x01K\x01K\x01K\x01t2", "7 dimensions, the most is 6");
     let huge = b"K\x00\x8a\x08\x00\x00\x00\x00\x00\x00\x00\x10\x8a\x08\x00\x00\x00\x00\x00\x00\x00\x10\x862";
     check("FloatStorage", huge, "more elements than there can be");
+    // None, of sizes whose product is more than can be told.
+    let empty = b"K\x00K\x00\x8a\x08\x00\x00\x00\x00\x00\x00\x00\x20\x86K\x01K\x01\x86";
+    check("FloatStorage", empty, "more elements than there can be");
     // One number, repeated until no memory could hold it.
     check("FloatStorage", b"K\x00J\x00\x00\x00\x7f\x85K\x00\x85", "repeat their numbers more than");
 }

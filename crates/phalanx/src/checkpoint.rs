@@ -59,7 +59,7 @@ pub(crate) use convert::save;
 pub use convert::{Converted, convert};
 pub use error::CheckpointError;
 pub use initial::{Head, InitialWeights, Spoilt};
-pub use manifest::{FileEntry, Holds, Manifest, RunFacts, VERSION};
+pub use manifest::{FileEntry, Holds, Manifest, Origin, RunFacts, VERSION};
 pub use position::{BestPosition, Exact, PlateauPosition, Position, UsedPosition};
 pub use read::checkpoints;
 
@@ -72,6 +72,7 @@ use background::{About, Background, Late, Written};
 use disk::SystemDisk;
 use phalanx_nn::{Average, Parameters, Shadow};
 use phalanx_parallel::{Place, Strategy};
+use read::Wanted;
 use snapshot::{Beside, Contents, Lent};
 use std::ops::Range;
 use std::path::PathBuf;
@@ -90,6 +91,11 @@ pub struct CheckpointConfig {
     /// Whether to go on from the newest one that is whole, or from the first step if there is none. Else the run begins at its
     /// first step, and a folder that holds checkpoints is set aside under a name with a number. Default no.
     pub resume: bool,
+    /// The run's id, which stands in its checkpoints. Default none.
+    pub run_id: Option<String>,
+    /// Whether `resume` is for the checkpoints of this run alone, by its id, as where it was started again before it had any: those of
+    /// another run are set aside then. Default no.
+    pub own_only: bool,
     /// Whether ranks that hold a part of the model each write a part of the checkpoint each, all into this folder, which they must
     /// share; else rank 0 brings all of it together. It makes no difference where each rank has everything. Default no.
     pub parts: bool,
@@ -111,7 +117,16 @@ impl CheckpointConfig {
     /// The defaults, in this folder.
     pub fn new(dir: PathBuf) -> CheckpointConfig {
         let every = Every::Time(Duration::from_secs(60));
-        CheckpointConfig { dir, every, keep: 2, resume: false, parts: false, recipe: None }
+        CheckpointConfig {
+            dir,
+            every,
+            keep: 2,
+            resume: false,
+            run_id: None,
+            own_only: false,
+            parts: false,
+            recipe: None,
+        }
     }
 }
 
@@ -180,10 +195,14 @@ impl Checkpoints {
         strategy: &mut dyn Strategy,
         observer: &mut dyn Observer,
     ) -> Result<Checkpoints, Error> {
-        let CheckpointConfig { dir, every, keep, resume, parts, recipe } = config.clone();
+        let CheckpointConfig { dir, every, keep, resume, parts, recipe, .. } = config.clone();
         let rule = *state.optimizer.rule();
-        let is_wanted = resume || is_lost;
-        let resumed = resume::resume(&dir, is_wanted, worker, run, parameters, rule, strategy)?;
+        let wanted = match &config.run_id {
+            _ if !(resume || is_lost) => Wanted::Nothing,
+            Some(id) if config.own_only => Wanted::Of(id.clone()),
+            _ => Wanted::Newest,
+        };
+        let resumed = resume::resume(&dir, wanted, worker, run, parameters, rule, strategy)?;
         if is_lost && resumed.is_none() {
             return Err(Error::PartLost);
         }
@@ -194,7 +213,7 @@ impl Checkpoints {
             match &resumed {
                 Some(resumed) => {
                     tell_resumed(resumed, recipe.as_deref(), observer);
-                    store.clean()?;
+                    clean(&store, observer);
                 }
                 None => {
                     if let Some(aside) = store.set_aside()? {
@@ -204,7 +223,7 @@ impl Checkpoints {
                             format!("{dir} held checkpoints of another run: they are in {aside} now"),
                         );
                     }
-                    store.clean()?;
+                    clean(&store, observer);
                     if resume {
                         let message =
                             format!("{} holds no checkpoint: starting from the first step", dir.display());
@@ -244,8 +263,8 @@ impl Checkpoints {
             let store = Store::new(Box::new(SystemDisk), dir.clone(), keep);
             let mut any = false;
             if worker.is_first() {
-                // What the rank before has left half written.
-                store.clean()?;
+                // What the rank before has left half written. What can't be removed is in nobody's way.
+                let _ = store.clean();
                 any = !checkpoints(&dir)?.is_empty();
             }
             let mut own = Writer::start(config, store, run, parameters, any, parts.as_ref())?;
@@ -524,7 +543,8 @@ impl Writer {
             part = parts.part;
             contents = contents.part(parts.params.clone(), part.number == 0);
         }
-        let about = About { contents, part, run, recipe: config.recipe.clone() };
+        let origin = Origin { recipe: config.recipe.clone(), run_id: config.run_id.clone() };
+        let about = About { contents, part, run, origin };
         let background = Background::start(store, about)
             .map_err(|source| Error::Io { path: config.dir.clone(), source })?;
         let last = (0, Instant::now());
@@ -600,6 +620,13 @@ fn tell_resumed(resumed: &resume::Resumed, recipe: Option<&str>, observer: &mut 
     let changes = recipes.map_or_else(Vec::new, |(then, now)| changes(then, now));
     if !changes.is_empty() {
         note(observer, format!("the recipe isn't that of the checkpoint: {}", changes.join(", ")));
+    }
+}
+
+/// Removes what a writer left that was killed. What can't be removed is in nobody's way.
+fn clean(store: &Store, observer: &mut dyn Observer) {
+    if let Err(error) = store.clean() {
+        note(observer, format!("what is left of an old checkpoint stays: {error}"));
     }
 }
 

@@ -486,7 +486,7 @@ fn only_the_newest_checkpoints_stay_and_they_tell_what_they_are_of() {
     assert!(steps.len() <= 3 && steps[0] == 30, "{steps:?}");
     let manifest = Manifest::read(Manifest::path(folder.path(), 30).parent().unwrap()).unwrap();
     assert_eq!((manifest.position.epoch, manifest.run.global_batch, manifest.run.world_size), (3, 200, 1));
-    assert_eq!(manifest.recipe.as_deref(), Some("[model]"));
+    assert_eq!(manifest.origin.recipe.as_deref(), Some("[model]"));
 }
 
 /// Single numbers, the ninth of which is none.

@@ -160,7 +160,23 @@ fn work(typed: &[String]) -> Result<Work> {
         );
     };
     if BUILT_IN.iter().any(|(built_in, _)| built_in == name) || name.ends_with(".toml") {
-        training(typed)?;
+        let (args, _) = training(typed)?;
+        let before = [
+            ("--nproc-per-node", args.nproc_per_node.clone()),
+            ("--max-restarts", args.max_restarts.map(|n| n.to_string())),
+        ];
+        if let Some((flag, value)) = before.into_iter().find_map(|(flag, value)| Some((flag, value?))) {
+            let instead = format!(
+                "agents start the workers\nhint: give it before the recipe, as in phalanx slurm submit {flag} {value} {name}"
+            );
+            return Err(WrongUsage(format!("{flag} {value}: {instead}")).into());
+        }
+        if let Some(limits) = &args.hang_timeout {
+            let instead = format!(
+                "agents watch over the workers\nhint: PHALANX_HANG_TIMEOUT={limits} phalanx slurm submit ..."
+            );
+            return Err(WrongUsage(format!("--hang-timeout {limits}: {instead}")).into());
+        }
         let own = typed
             .iter()
             .find(|word| ["--out", "--resume"].contains(&word.split('=').next().unwrap_or_default()));

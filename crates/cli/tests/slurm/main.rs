@@ -268,6 +268,13 @@ fn a_dry_run_prints_the_script_and_needs_no_slurm() {
     check(&dry(&["--json", "mnist"]), 0, &["{\"script\":\"#!/bin/bash\\n"]);
     check(&dry(&["no-such-thing"]), 2, &["neither a recipe nor a program", "mnist-mini"]);
     check(&dry(&["mnist", "--out", "x"]), 2, &["--out: ", "before the recipe"]);
+    check(
+        &dry(&["mnist", "--nproc-per-node", "4"]),
+        2,
+        &["hint: give it before the recipe", "submit --nproc-per-node 4 mnist"],
+    );
+    check(&dry(&["mnist", "--max_restarts=0"]), 2, &["--max-restarts 0: ", "before the recipe"]);
+    check(&dry(&["mnist", "--hang-timeout", "off"]), 2, &["PHALANX_HANG_TIMEOUT=off phalanx slurm submit"]);
     check(&dry(&["--elastic", "4:1", "mnist"]), 2, &["--elastic 4:1"]);
     check(&dry(&["--nodes", "0", "mnist"]), 2, &["--nodes 0", "at least one node"]);
     check(&dry(&["--elastic", "0:2", "mnist"]), 2, &["--elastic 0:2", "at least one node"]);

@@ -131,12 +131,6 @@ impl<'v> TensorParts<'v> {
         }
     }
 
-    /// How many elements there are.
-    pub(super) fn count(&self) -> Result<usize, String> {
-        let count = self.shape.iter().try_fold(1_usize, |count, &size| count.checked_mul(size));
-        count.ok_or_else(|| format!("shape {:?} has more elements than there can be", self.shape))
-    }
-
     /// The elements in row-major order, `count` of them. Only for dtypes of floats.
     pub(super) fn gather(&self, storage: &Storage, count: usize) -> Result<Vec<f32>, String> {
         let Values::Float(to_f32) = self.dtype.values else { unreachable!("the caller looks at the dtype") };

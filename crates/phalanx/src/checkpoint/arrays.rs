@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufReader, Read};
+use std::io::{self, BufReader, Read};
 use std::ops::Range;
 use std::path::Path;
 
@@ -19,6 +19,17 @@ const MAX_HEADER: u64 = 100_000_000;
 pub(super) struct ArrayEntry {
     pub(super) name: String,
     pub(super) shape: Shape,
+    /// How many bytes of arrays that are passed over lie before it.
+    pub(super) behind: u64,
+}
+
+/// What is done about arrays of integers and bools: counters, as PyTorch's batch norms have them, and masks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wholes {
+    /// They are an error.
+    Refused,
+    /// They are passed over.
+    PassedOver,
 }
 
 impl ArrayEntry {
@@ -66,6 +77,18 @@ impl ArrayFile {
         self.file.read_exact(into).map_err(unreadable(&path))
     }
 
+    /// Passes over what comes next.
+    pub(super) fn skip(
+        &mut self,
+        folder: &Path,
+        entry: &FileEntry,
+        bytes: u64,
+    ) -> Result<(), CheckpointError> {
+        let path = folder.join(&entry.name);
+        let bytes = i64::try_from(bytes).map_err(io::Error::other);
+        bytes.and_then(|bytes| self.file.seek_relative(bytes)).map_err(unreadable(&path))
+    }
+
     /// Reads the values that come next.
     pub(super) fn read(
         &mut self,
@@ -91,36 +114,55 @@ struct Place {
     data_offsets: (u64, u64),
 }
 
-/// The arrays that the header of a file tells of. They must follow each other and fill the file.
+/// How many bytes a number of these types has, if they are integers or bools.
+fn whole_size(dtype: &str) -> Option<u64> {
+    match dtype {
+        "BOOL" | "I8" | "U8" => Some(1),
+        "I16" | "U16" => Some(2),
+        "I32" | "U32" => Some(4),
+        "I64" | "U64" => Some(8),
+        _ => None,
+    }
+}
+
+/// The arrays of float32 that the header of a file tells of. All arrays must follow each other and fill the file.
 pub(super) fn arrays_of(
     header: &[u8],
     entry: &FileEntry,
     folder: &Path,
+    wholes: Wholes,
 ) -> Result<Vec<ArrayEntry>, CheckpointError> {
     let broken = |reason: String| CheckpointError::Broken { path: folder.join(&entry.name), reason };
     let json = |error: serde_json::Error| broken(format!("its header makes no sense: {error}"));
     let told: BTreeMap<String, Value> = serde_json::from_slice(header).map_err(json)?;
-    let mut found: Vec<(Range<u64>, ArrayEntry)> = Vec::new();
+    let mut found: Vec<(Range<u64>, String, Shape, bool)> = Vec::new();
     for (name, place) in told.into_iter().filter(|(name, _)| name != "__metadata__") {
         let Place { dtype, shape, data_offsets: (start, end) } =
             serde_json::from_value(place).map_err(json)?;
-        let shape = Shape::try_new(&shape).filter(|_| dtype == "F32");
-        let shape = shape.ok_or_else(|| broken(format!("{name} is no array of float32 that can be read")))?;
-        let array = ArrayEntry { name, shape };
-        if end.checked_sub(start) != Some(array.bytes()) {
-            let (name, shape) = (array.name, array.shape);
+        let whole = whole_size(&dtype).filter(|_| wholes == Wholes::PassedOver);
+        let size = whole.or((dtype == "F32").then_some(4));
+        let Some((shape, size)) = Shape::try_new(&shape).zip(size) else {
+            return Err(broken(format!("{name} is no array of float32 that can be read")));
+        };
+        if end.checked_sub(start) != Some(size * shape.count() as u64) {
             return Err(broken(format!("{name} of shape {shape} can't be the bytes {start} to {end}")));
         }
-        found.push((start..end, array));
+        found.push((start..end, name, shape, whole.is_some()));
     }
     // Empty ones first where they share a place.
-    found.sort_by_key(|(at, _)| (at.start, at.end));
-    let mut end = 0;
-    for (at, array) in &found {
+    found.sort_by_key(|(at, ..)| (at.start, at.end));
+    let (mut end, mut behind) = (0, 0);
+    let mut arrays = Vec::new();
+    for (at, name, shape, is_whole) in found {
         if at.start != end {
-            return Err(broken(format!("{} begins at byte {}, and not at {end}", array.name, at.start)));
+            return Err(broken(format!("{name} begins at byte {}, and not at {end}", at.start)));
         }
         end = at.end;
+        if is_whole {
+            behind += at.end - at.start;
+        } else {
+            arrays.push(ArrayEntry { name, shape, behind: std::mem::take(&mut behind) });
+        }
     }
     if (8 + header.len() as u64).checked_add(end) != Some(entry.bytes) {
         return Err(broken(format!(
@@ -129,7 +171,7 @@ pub(super) fn arrays_of(
             entry.bytes
         )));
     }
-    Ok(found.into_iter().map(|(_, array)| array).collect())
+    Ok(arrays)
 }
 
 #[cfg(test)]
@@ -142,7 +184,7 @@ mod tests {
         let bytes = 8 + header.len() as u64 + data;
         let (name, crc32) = ("model.safetensors".into(), Vec::new());
         let entry = FileEntry { name, holds: Holds::Model, bytes, chunk: 1, crc32 };
-        arrays_of(header.as_bytes(), &entry, Path::new("step-1"))
+        arrays_of(header.as_bytes(), &entry, Path::new("step-1"), Wholes::Refused)
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! than one in memory or on its way, and whoever wants to take another knows that the last one is written.
 
 use super::error::CheckpointError;
-use super::manifest::{FileEntry, RunFacts};
+use super::manifest::{FileEntry, Origin, RunFacts};
 use super::position::Position;
 use super::snapshot::{Contents, Lent, Snapshot};
 use super::store::{PartOf, Store};
@@ -60,7 +60,7 @@ pub(super) struct About {
     pub(super) contents: Contents,
     pub(super) part: PartOf,
     pub(super) run: RunFacts,
-    pub(super) recipe: Option<String>,
+    pub(super) origin: Origin,
 }
 
 impl Background {
@@ -71,14 +71,14 @@ impl Background {
         let thread = thread::Builder::new().name("checkpoint".into()).spawn(move || {
             for (mut snapshot, job) in received {
                 let start = Instant::now();
-                let About { contents, part, run, recipe } = &about;
+                let About { contents, part, run, origin } = &about;
                 let news = match job {
                     Job::Whole(lent) => {
                         snapshot.copy(lent);
                         if news_to.send(News::Copied).is_err() {
                             return;
                         }
-                        let committed = store.write(&snapshot, contents, *run, recipe.as_deref());
+                        let committed = store.write(&snapshot, contents, *run, origin);
                         let written = Written::of(&store, snapshot.position.step, committed, start);
                         News::Written(snapshot, written)
                     }
@@ -89,7 +89,7 @@ impl Background {
                         News::Part(snapshot, files)
                     }
                     Job::Commit(position, files, begun) => {
-                        let committed = store.commit(position, files, *run, recipe.as_deref());
+                        let committed = store.commit(position, files, *run, origin);
                         News::Written(snapshot, Written::of(&store, position.step, committed, begun))
                     }
                 };

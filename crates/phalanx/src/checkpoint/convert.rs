@@ -1,6 +1,6 @@
 //! A checkpoint in another number of parts: as one file of each kind, or as several.
 
-use super::arrays::{ArrayEntry, ArrayFile, arrays_of};
+use super::arrays::{ArrayEntry, ArrayFile, Wholes, arrays_of};
 use super::disk::{Disk, SystemDisk};
 use super::error::CheckpointError;
 use super::manifest::{CHUNK, FileEntry, Holds, Manifest};
@@ -39,7 +39,7 @@ pub fn convert(folder: &Path, parts: usize, root: &Path) -> Result<Converted, Ch
         Sources::open(folder, &manifest, holds)?.map_or_else(|| Ok(Vec::new()), |it| it.rewrite(parts, &made))
     });
     let files = files.collect::<Result<Vec<_>, _>>().map(|files| files.concat());
-    store.commit(manifest.position, files, manifest.run, manifest.recipe.as_deref())?;
+    store.commit(manifest.position, files, manifest.run, &manifest.origin)?;
     Ok(Converted { manifest: Manifest::read(&made)?, folder: made })
 }
 
@@ -94,7 +94,7 @@ impl<'a> Sources<'a> {
         let mut sources = Sources { folder, entries, files: Vec::new(), arrays: Vec::new() };
         for (number, entry) in sources.entries.iter().enumerate() {
             let mut file = ArrayFile::open(folder, entry)?;
-            let own = arrays_of(&file.take_header(), entry, folder)?;
+            let own = arrays_of(&file.take_header(), entry, folder, Wholes::Refused)?;
             sources.arrays.extend(own.into_iter().map(|array| (number, array)));
             sources.files.push(file);
         }

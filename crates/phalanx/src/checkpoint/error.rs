@@ -19,6 +19,17 @@ pub enum CheckpointError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// The newest checkpoint can't be read just now, and whether it is whole nobody knows.
+    #[error(
+        "{path}: can't be read: {source}\nhint: mend that and go on; if it can't be mended, move that checkpoint's folder away, and the run goes on from the one before",
+        path = path.display()
+    )]
+    Unreadable {
+        /// Which file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// Not what a run wrote: cut, altered, or of something else.
     #[error("{path}: the checkpoint is broken: {reason}", path = path.display())]
     Broken {
@@ -126,8 +137,16 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
-    /// Whether the one before may be taken instead. A checkpoint that is whole, and not this run's, is no accident.
+    /// Whether the one before may be taken instead. A checkpoint that is whole, and not this run's, is no accident; and what can't be
+    /// read for a while, as from a server that doesn't answer, or by who may not, isn't broken.
     pub(super) fn is_damage(&self) -> bool {
-        matches!(self, CheckpointError::Io { .. } | CheckpointError::Broken { .. })
+        use std::io::ErrorKind::{InvalidData, NotFound, UnexpectedEof};
+        match self {
+            CheckpointError::Io { source, .. } => {
+                matches!(source.kind(), NotFound | UnexpectedEof | InvalidData)
+            }
+            CheckpointError::Broken { .. } => true,
+            _ => false,
+        }
     }
 }

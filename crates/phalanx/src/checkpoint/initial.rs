@@ -2,7 +2,7 @@
 //! it: no rank ever has all of them, however large the file, unless it is one that only comes as a whole (what `torch.save` wrote, or
 //! a file with arrays of another type than float32), which rank 0 has then.
 
-use super::arrays::{ArrayEntry, ArrayFile, arrays_of};
+use super::arrays::{ArrayEntry, ArrayFile, Wholes, arrays_of};
 use super::error::CheckpointError;
 use super::manifest::{FileEntry, Holds};
 use super::read::unreadable;
@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug)]
 pub struct InitialWeights {
     /// A file of weights, as [`Weights::read`] takes it, or a folder of safetensors files with arrays of float32: `model.safetensors`, or
-    /// all of its parts, as a checkpoint has them.
+    /// all of its parts, as a checkpoint has them. Arrays of integers and bools are passed over.
     pub path: PathBuf,
     /// What is taken of the head.
     pub head: Head,
@@ -147,15 +147,23 @@ impl Source {
     fn open(path: &Path) -> Result<Source, Error> {
         if path.is_dir() {
             let files = parts_in(path)?.into_iter().map(|name| OpenFile::open(path, &name));
-            return Ok(Source::Arrays(once_each(path, files.collect::<Result<_, _>>()?)?));
+            return Ok(Source::of_arrays(once_each(path, files.collect::<Result<_, _>>()?)?));
         }
         let folder = path.parent().unwrap_or(Path::new(""));
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         match OpenFile::open(folder, &name) {
-            Ok(file) => Ok(Source::Arrays(vec![file])),
+            Ok(file) => Ok(Source::of_arrays(vec![file])),
             // Whether it is of another kind, or what is wrong with it, is for others to say.
             Err(_) => Ok(Source::Whole(Weights::read(path)?)),
         }
+    }
+
+    /// The arrays of files, by the names that a model has for them.
+    fn of_arrays(mut files: Vec<OpenFile>) -> Source {
+        let names = files.iter().flat_map(|file| &file.arrays).map(|array| array.name.as_str());
+        let prefix = Weights::prefix_of(names).len();
+        files.iter_mut().flat_map(|file| &mut file.arrays).for_each(|array| drop(array.name.drain(..prefix)));
+        Source::Arrays(files)
     }
 
     fn shapes(&self) -> Vec<(String, Shape)> {
@@ -189,6 +197,7 @@ impl Source {
                 for OpenFile { folder, entry, arrays, file } in files {
                     for array in arrays {
                         values.resize(array.shape.count(), 0.0);
+                        file.skip(folder, entry, array.behind)?;
                         file.read(folder, entry, &mut values)?;
                         take(&array.name, &array.shape, &mut values)?;
                     }
@@ -206,7 +215,7 @@ impl OpenFile {
         let entry =
             FileEntry { name: name.to_owned(), holds: Holds::Model, bytes, chunk: 0, crc32: Vec::new() };
         let mut file = ArrayFile::open(folder, &entry)?;
-        let arrays = arrays_of(&file.take_header(), &entry, folder)?;
+        let arrays = arrays_of(&file.take_header(), &entry, folder, Wholes::PassedOver)?;
         Ok(OpenFile { folder: folder.to_owned(), entry, arrays, file })
     }
 }
@@ -289,19 +298,29 @@ mod tests {
         let parameters = Parameters::build(&mut Linear::new(3, 2), &Device::cpu(1), 0);
         parameters.to_weights().save(&path).unwrap();
         assert!(matches!(Source::open(&path).unwrap(), Source::Arrays(_)));
-        let header = r#"{"w":{"dtype":"F16","shape":[1],"data_offsets":[0,2]}}"#;
-        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
-        bytes.extend(header.bytes().chain([0x00, 0x3e]));
-        fs::write(&path, bytes).unwrap();
-        let mut source = Source::open(&path).unwrap();
-        assert!(matches!(source, Source::Whole(_)));
-        let mut found = Vec::new();
-        let read = source.each(|name, _, values| {
-            found.push((name.to_owned(), values.to_vec()));
-            Ok(())
-        });
-        read.unwrap();
-        assert_eq!(found, [("w".to_owned(), vec![1.5])]);
+        let found = |header: &str, data: &[u8]| {
+            let length = (header.len() as u64).to_le_bytes();
+            fs::write(&path, [&length, header.as_bytes(), data].concat()).unwrap();
+            let mut source = Source::open(&path).unwrap();
+            let mut found = Vec::new();
+            let read = source.each(|name, _, values| {
+                found.push((name.to_owned(), values.to_vec()));
+                Ok(())
+            });
+            read.unwrap();
+            (matches!(source, Source::Whole(_)), found)
+        };
+        let halves = r#"{"w":{"dtype":"F16","shape":[1],"data_offsets":[0,2]}}"#;
+        assert_eq!(found(halves, &[0x00, 0x3e]), (true, vec![("w".to_owned(), vec![1.5])]));
+        // As PyTorch's batch norms under DDP: a counter before, between and behind.
+        let counted = r#"{"module.n":{"dtype":"I64","shape":[],"data_offsets":[0,8]},
+            "module.v":{"dtype":"F32","shape":[1],"data_offsets":[8,12]},
+            "module.m":{"dtype":"BOOL","shape":[3],"data_offsets":[12,15]},
+            "module.w":{"dtype":"F32","shape":[1],"data_offsets":[15,19]},
+            "module.o":{"dtype":"I16","shape":[1],"data_offsets":[19,21]}}"#;
+        let data = [&[9; 8][..], &1.5f32.to_le_bytes(), &[1; 3], &2.5f32.to_le_bytes(), &[7; 2]].concat();
+        let both = vec![("v".to_owned(), vec![1.5]), ("w".to_owned(), vec![2.5])];
+        assert_eq!(found(counted, &data), (false, both));
         // What is no file of weights is told as such.
         fs::write(&path, "<!DOCTYPE html>").unwrap();
         let error = from(&path).check(&parameters).unwrap_err().to_string();

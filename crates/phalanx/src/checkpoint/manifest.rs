@@ -40,11 +40,22 @@ pub struct Manifest {
     pub position: Position,
     /// What its steps are functions of.
     pub run: RunFacts,
+    /// Whose it is.
+    #[serde(flatten)]
+    pub origin: Origin,
+    /// The files beside the manifest. Since format 4 several may hold parts of the same, whose arrays then belong together.
+    pub files: Vec<FileEntry>,
+}
+
+/// What a run says of itself in its checkpoints.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
     /// The recipe as TOML, if the run has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recipe: Option<String>,
-    /// The files beside the manifest. Since format 4 several may hold parts of the same, whose arrays then belong together.
-    pub files: Vec<FileEntry>,
+    /// The run's id, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run_id: Option<String>,
 }
 
 /// What decides, beside the recipe's numbers, which samples a step takes and which random numbers it draws.
@@ -206,7 +217,10 @@ mod tests {
                 world_size: 2,
                 logical_shards: 4,
             },
-            recipe: Some("[model]\nname = \"mnist\"\n".into()),
+            origin: Origin {
+                recipe: Some("[model]\nname = \"mnist\"\n".into()),
+                run_id: Some("hfqkmz4n".into()),
+            },
             files: vec![FileEntry {
                 name: "model.safetensors".into(),
                 holds: Holds::Model,

@@ -7,6 +7,7 @@ use super::store::{folder, step_of};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// A manifest of a checkpoint of ten terabytes is shorter.
 const MAX_MANIFEST: u64 = 256 << 20;
@@ -92,15 +93,46 @@ pub(super) struct Whole {
     pub(super) passed_over: Vec<CheckpointError>,
 }
 
-/// The newest checkpoint in `root` that is whole, every byte of which was read for that; none if there are none at all.
-pub(super) fn newest(root: &Path) -> Result<Option<Whole>, CheckpointError> {
+/// Whose checkpoints a run goes on from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Wanted {
+    /// Nobody's.
+    Nothing,
+    /// Anybody's.
+    Newest,
+    /// Those of the run of this id alone.
+    Of(String),
+}
+
+/// The newest checkpoint in `root` that is wanted and whole, every byte of which was read for that, of which `read` counts the chunks;
+/// none if there are none at all.
+pub(super) fn newest(
+    root: &Path,
+    wanted: &Wanted,
+    read: &AtomicU64,
+) -> Result<Option<Whole>, CheckpointError> {
     let mut passed_over = Vec::new();
-    for step in checkpoints(root)? {
+    for step in if *wanted == Wanted::Nothing { Vec::new() } else { checkpoints(root)? } {
         let folder = folder(root, step);
-        let whole = Manifest::read(&folder).and_then(|manifest| manifest.verify(&folder).map(|()| manifest));
+        let whole = Manifest::read(&folder).and_then(|manifest| {
+            if let Wanted::Of(id) = wanted
+                && manifest.origin.run_id.as_ref() != Some(id)
+            {
+                return Ok(None);
+            }
+            let count = |_: &[u8]| {
+                read.fetch_add(1, Relaxed);
+            };
+            manifest.files.iter().try_for_each(|file| file.check_chunks(&folder, count))?;
+            Ok(Some(manifest))
+        });
         match whole {
-            Ok(manifest) => return Ok(Some(Whole { manifest, folder, passed_over })),
+            Ok(Some(manifest)) => return Ok(Some(Whole { manifest, folder, passed_over })),
+            Ok(None) => {}
             Err(error) if error.is_damage() => passed_over.push(error),
+            Err(CheckpointError::Io { path, source, .. }) => {
+                return Err(CheckpointError::Unreadable { path, source });
+            }
             Err(error) => return Err(error),
         }
     }

@@ -1,20 +1,26 @@
 //! Going on from a checkpoint. Rank 0 alone reads it and holds it against its checksums; the others get its bytes from
 //! rank 0, so that ranks on nodes that share no file system go on from the same ones.
 
-use super::arrays::{ArrayEntry, ArrayFile, arrays_of};
+use super::arrays::{ArrayEntry, ArrayFile, Wholes, arrays_of};
 use super::error::CheckpointError;
 use super::manifest::{self, FileEntry, Holds, Manifest, RunFacts};
-use super::read;
+use super::read::{self, Wanted, Whole};
 use super::snapshot::rank_name;
 use super::store::folder;
 use crate::error::Error;
 use crate::trainer::State;
 use crate::worker::{Worker, share};
 use phalanx_comm::{Group, Rank};
+use phalanx_job::Section;
 use phalanx_nn::optim::{Resuming, Rule};
 use phalanx_nn::{Parameters, Weights};
 use phalanx_parallel::{Kept, Strategy};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
 
 /// A state that was read, the same on all ranks but for what each keeps.
 pub(super) struct Resumed {
@@ -29,13 +35,13 @@ pub(super) struct Resumed {
     pub(super) passed_over: Vec<CheckpointError>,
 }
 
-/// Brings `parameters` to the newest checkpoint in `root` that is whole, and gives the state that goes with them; none if there
-/// is no checkpoint, or if rank 0 doesn't want one. Of values, and of the optimizer's state, this rank takes what `strategy` keeps. All
+/// Brings `parameters` to the newest checkpoint in `root` that is whole and wanted by rank 0, and gives the state that goes with them;
+/// none if there is no such checkpoint. Of values, and of the optimizer's state, this rank takes what `strategy` keeps. All
 /// ranks have to ask. No more than one array of the files is held at a time, beside what becomes of them.
 #[allow(clippy::too_many_arguments)]
 pub(super) fn resume(
     root: &Path,
-    is_wanted: bool,
+    wanted: Wanted,
     worker: &Worker,
     run: RunFacts,
     parameters: &Parameters,
@@ -44,10 +50,7 @@ pub(super) fn resume(
 ) -> Result<Option<Resumed>, Error> {
     let group = worker.group();
     let (mut own, mut passed_over) = (None, Vec::new());
-    if worker.is_first()
-        && is_wanted
-        && let Some(whole) = read::newest(root)?
-    {
+    if let Some(whole) = newest(root, wanted, worker)? {
         passed_over = whole.passed_over;
         own = Some((whole.manifest.to_text().into_bytes(), whole.folder));
     }
@@ -63,7 +66,7 @@ pub(super) fn resume(
         let mut file = own.as_ref().map(|folder| ArrayFile::open(folder, entry)).transpose()?;
         let header =
             share(&group, Rank(0), file.as_mut().map(|file| file.take_header()).unwrap_or_default())?;
-        let arrays = arrays_of(&header, entry, &folder)?;
+        let arrays = arrays_of(&header, entry, &folder, Wholes::Refused)?;
         files.push(Shared { entry, arrays, file });
     }
     let has = |holds| files.iter().any(|file| file.entry.holds == holds);
@@ -111,7 +114,53 @@ pub(super) fn resume(
     let kept = kept.map(|kept| own_part(&folder, &kept, group.rank(), &manifest.run, &run));
     let kept = kept.transpose()?;
     let state = State { progress: manifest.position.into(), optimizer, average };
-    Ok(Some(Resumed { state, kept, folder, recipe: manifest.recipe, passed_over }))
+    Ok(Some(Resumed { state, kept, folder, recipe: manifest.origin.recipe, passed_over }))
+}
+
+/// How often the first rank says that it is still reading.
+const WORD: Duration = Duration::from_secs(5);
+
+/// What the first rank finds of what it wants; nothing on the others. Checkpoints may be large and disks slow, and ranks don't wait for
+/// each other for ever: so the others are told now and then that there is more to read, and the launcher is as long as more is read.
+fn newest(root: &Path, wanted: Wanted, worker: &Worker) -> Result<Option<Whole>, Error> {
+    let group = worker.group();
+    let say = |more: bool| {
+        let mut word = [u8::from(more)];
+        group.broadcast(&mut word, Rank(0)).map(|()| word[0] != 0)
+    };
+    if !worker.is_first() {
+        while say(true)? {}
+        return Ok(None);
+    }
+    let chunks = Arc::new(AtomicU64::new(0));
+    let (found, finds) = channel();
+    let (folder, counted) = (root.to_owned(), Arc::clone(&chunks));
+    let reader = thread::Builder::new().name("resume".into()).spawn(move || {
+        // Nobody listens any more where a rank is lost.
+        let _ = found.send(read::newest(&folder, &wanted, &counted));
+    });
+    let reader = reader.map_err(|source| Error::Io { path: root.to_owned(), source })?;
+    let mut before = 0;
+    loop {
+        match finds.recv_timeout(WORD) {
+            Ok(found) => {
+                let found = found?;
+                say(false)?;
+                return Ok(found);
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                let now = chunks.load(Relaxed);
+                if std::mem::replace(&mut before, now) != now {
+                    drop(worker.pulse().enter(Section::Start));
+                }
+                say(true)?;
+            }
+            Err(RecvTimeoutError::Disconnected) => match reader.join() {
+                Err(panic) => std::panic::resume_unwind(panic),
+                Ok(()) => unreachable!("it ends once it has said what it found"),
+            },
+        }
+    }
 }
 
 /// A file of a checkpoint, as a rank reads it: from the disk on rank 0, and from rank 0 elsewhere.

@@ -16,7 +16,7 @@
 
 use super::disk::Disk;
 use super::error::CheckpointError;
-use super::manifest::{self, CHUNK, FileEntry, Holds, Manifest, RunFacts};
+use super::manifest::{self, CHUNK, FileEntry, Holds, Manifest, Origin, RunFacts};
 use super::position::Position;
 use super::snapshot::{Contents, Snapshot};
 use super::tensors;
@@ -88,13 +88,13 @@ impl Store {
         snapshot: &Snapshot,
         contents: &Contents,
         run: RunFacts,
-        recipe: Option<&str>,
+        origin: &Origin,
     ) -> Result<PathBuf, CheckpointError> {
         let folder = folder(&self.root, snapshot.position.step);
         // What a killed writer left. Or a whole one of this step: the run has passed it over as broken, and was here before.
         self.remove(&folder)?;
         let files = self.write_files(&folder, snapshot, contents, PartOf::WHOLE);
-        self.conclude(folder, files, snapshot.position, run, recipe)
+        self.conclude(folder, files, snapshot.position, run, origin)
     }
 
     /// Writes one of the parts of a checkpoint, which is none before [`Store::commit`].
@@ -119,11 +119,11 @@ impl Store {
         position: Position,
         files: Result<Vec<FileEntry>, CheckpointError>,
         run: RunFacts,
-        recipe: Option<&str>,
+        origin: &Origin,
     ) -> Result<PathBuf, CheckpointError> {
         let folder = folder(&self.root, position.step);
         let files = files.and_then(|files| self.check_there(&folder, &files).map(|()| files));
-        self.conclude(folder, files, position, run, recipe)
+        self.conclude(folder, files, position, run, origin)
     }
 
     /// That files which others have written are here, and nothing else is.
@@ -147,9 +147,9 @@ impl Store {
         files: Result<Vec<FileEntry>, CheckpointError>,
         position: Position,
         run: RunFacts,
-        recipe: Option<&str>,
+        origin: &Origin,
     ) -> Result<PathBuf, CheckpointError> {
-        let committed = files.and_then(|files| self.commit_files(&folder, files, position, run, recipe));
+        let committed = files.and_then(|files| self.commit_files(&folder, files, position, run, origin));
         if committed.is_err() {
             // The first error is the one to tell; what is left has no manifest, and the next start removes it.
             let _ = self.remove(&folder);
@@ -160,12 +160,16 @@ impl Store {
     /// Makes the folder of a checkpoint.
     pub(super) fn begin(&self, folder: &Path) -> Result<(), CheckpointError> {
         let disk = &*self.disk;
-        let above =
-            self.root.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let above = self.above();
         done(&self.root, WRITE, disk.create_dir(&self.root))?;
         done(above, WRITE, disk.sync_dir(above))?;
         done(folder, WRITE, disk.create_dir(folder))?;
         done(&self.root, WRITE, disk.sync_dir(&self.root))
+    }
+
+    /// The folder that the root is in.
+    fn above(&self) -> &Path {
+        self.root.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."))
     }
 
     fn write_files(
@@ -194,11 +198,11 @@ impl Store {
         files: Vec<FileEntry>,
         position: Position,
         run: RunFacts,
-        recipe: Option<&str>,
+        origin: &Origin,
     ) -> Result<(), CheckpointError> {
         let disk = &*self.disk;
-        let recipe = recipe.map(str::to_owned);
-        let manifest = Manifest { version: manifest::version_of(&files, &run), position, run, recipe, files };
+        let (version, origin) = (manifest::version_of(&files, &run), origin.clone());
+        let manifest = Manifest { version, position, run, origin, files };
         let (unnamed, named) = (folder.join(UNNAMED), folder.join(manifest::FILE));
         let written = disk.create(&unnamed).and_then(|mut file| {
             file.write(manifest.to_text().as_bytes())?;
@@ -236,8 +240,10 @@ impl Store {
         if self.committed()?.is_empty() {
             return Ok(None);
         }
-        let (Some(parent), Some(name)) = (self.root.parent(), self.root.file_name()) else { return Ok(None) };
-        let name = name.to_string_lossy();
+        let Some(name) = self.root.file_name() else {
+            return Err(CheckpointError::Taken { path: self.root.clone() });
+        };
+        let (parent, name) = (self.above(), name.to_string_lossy());
         let taken = self.names(parent)?;
         let mut free = (1..).map(|i| format!("{name}.{i}")).filter(|name| !taken.contains(name));
         let aside = parent.join(free.next().expect("numbers don't end"));
@@ -268,13 +274,14 @@ impl Store {
             done(&named, REMOVE, self.disk.remove_file(&named))?;
             done(folder, REMOVE, self.disk.sync_dir(folder))?;
         }
-        for path in names.iter().filter(|name| *name != manifest::FILE).map(|name| folder.join(name)) {
-            done(&path, REMOVE, self.disk.remove_file(&path))?;
-        }
-        match self.disk.remove_dir(folder) {
+        let gone = |removed: io::Result<()>| match removed {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            removed => done(folder, REMOVE, removed),
+            removed => removed,
+        };
+        for path in names.iter().filter(|name| *name != manifest::FILE).map(|name| folder.join(name)) {
+            done(&path, REMOVE, gone(self.disk.remove_file(&path)))?;
         }
+        done(folder, REMOVE, gone(self.disk.remove_dir(folder)))
     }
 }
 

@@ -4,7 +4,7 @@ mod machine;
 mod walk;
 
 use super::background::{About, Background};
-use super::disk::SystemDisk;
+use super::disk::{Disk, DiskFile, SystemDisk};
 use super::manifest;
 use super::snapshot::{Beside, Contents, Lent, Snapshot};
 use super::store::{PartOf, Store};
@@ -15,8 +15,10 @@ use phalanx_nn::{Linear, Weights};
 use phalanx_parallel::{Collected, SingleDevice};
 use phalanx_tensor::Device;
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
 
 const RULE: Sgd = Sgd { lr: 0.1, momentum: 0.9, dampening: 0.0, nesterov: false, weight_decay: 0.0 };
 const RUN: RunFacts =
@@ -50,7 +52,7 @@ impl Run {
     }
 
     fn write(&mut self, store: &Store, step: u64) -> Result<(), CheckpointError> {
-        store.write(&self.at(step), &self.contents, RUN, Some("[model]"))?;
+        store.write(&self.at(step), &self.contents, RUN, &Origin::default())?;
         store.prune(step)
     }
 
@@ -70,7 +72,7 @@ impl Run {
             let contents = self.contents.part(params, number == 0);
             files.extend(store.write_part(&snapshot, &contents, PartOf { number, of: 2 })?);
         }
-        store.commit((&self.state.progress).into(), Ok(files), RUN, None)?;
+        store.commit((&self.state.progress).into(), Ok(files), RUN, &Origin::default())?;
         store.prune(step)
     }
 
@@ -97,7 +99,7 @@ fn resumed(
     parameters: &Parameters,
     rule: Rule,
 ) -> Result<Option<resume::Resumed>, Error> {
-    resume::resume(root, true, &Worker::alone(1), run, parameters, rule, &mut SingleDevice::new())
+    resume::resume(root, Wanted::Newest, &Worker::alone(1), run, parameters, rule, &mut SingleDevice::new())
 }
 
 fn store(root: &Path) -> Store {
@@ -126,7 +128,7 @@ fn a_whole_checkpoint_remains_wherever_the_writer_is_killed() {
             run.write(&store, step).unwrap();
         }
         machine.fault_at(kills, Fault::Kill);
-        let committed = store.write(&run.at(30), &run.contents, RUN, None).is_ok();
+        let committed = store.write(&run.at(30), &run.contents, RUN, &Origin::default()).is_ok();
         let all = committed && store.prune(30).is_ok();
         for after in EVERY_END {
             let folder = tempfile::tempdir().unwrap();
@@ -191,13 +193,13 @@ fn a_part_that_is_not_here_or_was_not_written_is_named_and_nothing_is_left() {
     run.write_together(&store, 20).unwrap();
     let files = Manifest::read(&folder.path().join("step-20")).unwrap().files;
     let position = Position { step: 30, ..Position::default() };
-    let error = store.commit(position, Ok(files), RUN, None).unwrap_err().to_string();
+    let error = store.commit(position, Ok(files), RUN, &Origin::default()).unwrap_err().to_string();
     assert!(
         error.contains("step-30/model-00001-of-00002.safetensors: a rank has written its part"),
         "{error}"
     );
     let said = [br#"{"Ok":[]}"#.to_vec(), br#"{"Err":"the disk is full"}"#.to_vec()];
-    let error = store.commit(position, together(&said), RUN, None).unwrap_err().to_string();
+    let error = store.commit(position, together(&said), RUN, &Origin::default()).unwrap_err().to_string();
     assert_eq!(error, "rank 1: the disk is full");
     assert_eq!(names(folder.path()), ["step-20"]);
 }
@@ -247,7 +249,7 @@ fn a_checkpoint_of_ten_gigabytes_is_converted_within_little_memory() {
         let tensors::Sums { bytes, crc32 } = chunks.finish().unwrap();
         files.push(FileEntry { name, holds, bytes, chunk: manifest::CHUNK as u64, crc32 });
     }
-    store.commit(Position { step: 3, ..Position::default() }, Ok(files), RUN, None).unwrap();
+    store.commit(Position { step: 3, ..Position::default() }, Ok(files), RUN, &Origin::default()).unwrap();
     let start = Instant::now();
     let converted = convert(&step, 8, &folder.path().join("eight")).unwrap();
     let bytes: u64 = converted.manifest.files.iter().map(|file| file.bytes).sum();
@@ -324,8 +326,11 @@ fn a_failed_checkpoint_is_told_and_the_next_one_is_written_from_the_same_thread(
     let Run { parameters, mut state, contents } = Run::new();
     let machine = Machine::default();
     let store = Store::new(Box::new(machine.clone()), "run/checkpoints".into(), 2);
-    let background =
-        Background::start(store, About { contents, part: PartOf::WHOLE, run: RUN, recipe: None }).unwrap();
+    let background = Background::start(
+        store,
+        About { contents, part: PartOf::WHOLE, run: RUN, origin: Origin::default() },
+    )
+    .unwrap();
     let last = (0, Instant::now());
     let (stall, longest) = (Duration::ZERO, Duration::ZERO);
     let mut writer = Writer { background, last, any: false, asked: false, newest: None, stall, longest };
@@ -396,6 +401,102 @@ fn a_run_whose_checkpoints_are_all_broken_is_not_begun_anew_in_silence() {
     let words =
         ["none of its checkpoints can be read", "step-1/manifest.json", "step-2/manifest.json", "hint:"];
     assert!(words.iter().all(|word| error.contains(word)), "{error}");
+}
+
+#[test]
+fn a_run_that_is_started_again_goes_on_from_its_own_checkpoints_alone() {
+    let mut run = Run::new();
+    let folder = tempfile::tempdir().unwrap();
+    let store = store(folder.path());
+    let origin = |id: &str| Origin { run_id: Some(id.into()), ..Origin::default() };
+    store.write(&run.at(5), &run.contents, RUN, &origin("own")).unwrap();
+    store.write(&run.at(7), &run.contents, RUN, &origin("other")).unwrap();
+    run.write(&store, 9).unwrap();
+    let step = |wanted: Wanted| {
+        let found = read::newest(folder.path(), &wanted, &AtomicU64::new(0)).unwrap();
+        found.map(|whole| whole.manifest.position.step)
+    };
+    assert_eq!(step(Wanted::Newest), Some(9));
+    assert_eq!(
+        [step(Wanted::Of("own".into())), step(Wanted::Of("other".into()))],
+        [None, Some(7)],
+        "two are kept"
+    );
+    assert_eq!([step(Wanted::Of("third".into())), step(Wanted::Nothing)], [None, None]);
+}
+
+#[test]
+fn a_checkpoint_that_cannot_be_read_for_now_is_not_passed_over() {
+    let mut run = Run::new();
+    let folder = tempfile::tempdir().unwrap();
+    let store = store(folder.path());
+    for step in [1, 2] {
+        run.write(&store, step).unwrap();
+    }
+    // A link to itself is one that even root can't follow.
+    let path = folder.path().join("step-2/model.safetensors");
+    fs::remove_file(&path).unwrap();
+    std::os::unix::fs::symlink("model.safetensors", &path).unwrap();
+    let error = run.resume(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("step-2/model.safetensors: can't be read: Too many levels"), "{error}");
+    assert!(error.contains("hint: mend that and go on"), "{error}");
+}
+
+/// A disk whose current folder is this one.
+struct In(PathBuf);
+
+impl In {
+    fn path(&self, path: &Path) -> PathBuf {
+        assert!(!path.as_os_str().is_empty(), "a system knows no folder without a name");
+        self.0.join(path)
+    }
+}
+
+impl Disk for In {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        SystemDisk.create_dir(&self.path(path))
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        SystemDisk.create(&self.path(path))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        SystemDisk.rename(&self.path(from), &self.path(to))
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        SystemDisk.remove_file(&self.path(path))
+    }
+
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        SystemDisk.remove_dir(&self.path(path))
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        SystemDisk.sync_dir(&self.path(path))
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<String>> {
+        SystemDisk.list(&self.path(path))
+    }
+}
+
+#[test]
+fn a_folder_of_the_current_one_is_set_aside_again_and_again_and_one_without_a_name_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut run = Run::new();
+    let store = |root: &str| Store::new(Box::new(In(folder.path().to_owned())), root.into(), 2);
+    let relative = store("checkpoints");
+    for aside in ["checkpoints.1", "checkpoints.2"] {
+        run.write(&relative, 3).unwrap();
+        assert!(relative.set_aside().unwrap().is_some_and(|path| path.ends_with(aside)));
+        assert_eq!(relative.set_aside().unwrap(), None);
+    }
+    let nameless = store(".");
+    run.write(&nameless, 3).unwrap();
+    let error = nameless.set_aside().unwrap_err().to_string();
+    assert!(error.contains(".: ") && error.contains("hint: name another folder"), "{error}");
 }
 
 #[test]

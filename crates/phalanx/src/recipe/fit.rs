@@ -101,7 +101,8 @@ pub(super) fn classes(dataset: &str) -> Option<usize> {
     }
 }
 
-/// Refuses a head that isn't known or too small for the classes, and random changes where there are none.
+/// Refuses a head that isn't known or too small for the classes, random changes where there are none, and a border that
+/// nothing shows.
 fn check_counts(origin: &str, table: &Table) -> Result<(), RecipeError> {
     let value = |section: &str, leaf: &str| table.get(section).and_then(|section| section.get(leaf));
     let word = |section, leaf| value(section, leaf).and_then(toml::Value::as_str).unwrap_or_default();
@@ -123,6 +124,13 @@ fn check_counts(origin: &str, table: &Table) -> Result<(), RecipeError> {
     let augment = value("data", "augment").and_then(toml::Value::as_bool);
     if augment == Some(true) && !PICTURES.contains(&dataset) {
         return refuse("data.augment", "false".into(), "true".into());
+    }
+    if value("data", "crop_border").is_some() && value("data", "crop_padding").is_none() {
+        return refuse(
+            "data.crop_padding",
+            "a whole number beside data.crop_border".into(),
+            "nothing".into(),
+        );
     }
     if !RESNETS.contains(&model) {
         return Ok(());

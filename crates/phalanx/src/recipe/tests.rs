@@ -60,6 +60,7 @@ fn every_key_can_be_set_where_it_has_a_meaning() {
             "parallel.sequence" => Some("parallel.tensor=2".to_owned()),
             "train.checkpoint" => Some("parallel.strategy=fsdp".to_owned()),
             "parallel.recompute_blocks" => Some("parallel.recompute=blocks".to_owned()),
+            "data.crop_border" => Some("data.crop_padding=3".to_owned()),
             _ => None,
         });
         // The dataset of points and the images' keys exclude each other, so no other key is at stake here.
@@ -369,6 +370,10 @@ fn images_that_cannot_be_made_are_refused_at_once() {
         (&["data.name=image-folder"], &["model.head must be the number of class folders", "got: nothing"]),
         (&["model.head=9"], &["model.head must be at least 10, the classes of cifar10, got: 9"]),
         (&["train.loss=nll"], &["needs train.loss = cross-entropy"]),
+        (
+            &["data.crop_border=reflect"],
+            &["data.crop_padding must be a whole number beside data.crop_border, got: nothing"],
+        ),
         (
             &["model.name=resnet9", "data.size=7"],
             &["data.size must be at least 8 for the model resnet9, got: 7x7"],

@@ -66,8 +66,7 @@ pub(super) fn measure(
 ) -> Result<Middle> {
     let out = sort.folder.join(format!("{workers}x{batch}-{run}"));
     let all = sort.warm_up + sort.steps;
-    let numbers =
-        [("--batch-size", batch), ("--epochs", 1_000_000), ("--log-interval", 1), ("--max-restarts", 0)];
+    let numbers = [("--batch-size", batch), ("--epochs", 1_000_000), ("--log-interval", 1)];
     let mut args: Vec<String> =
         numbers.iter().flat_map(|(flag, n)| [(*flag).to_owned(), n.to_string()]).collect();
     args.extend(["--set".into(), format!("train.threads={}", sort.threads)]);
@@ -76,12 +75,13 @@ pub(super) fn measure(
     let told = match place {
         Place::Here => {
             args.extend(["--nproc-per-node".into(), workers.to_string()]);
+            args.extend(["--max-restarts".into(), "0".into()]);
             here(sort.recipe, &out, &args, all)
         }
         Place::Allocation { per_node } => {
             args.extend(["--steps".into(), all.to_string()]);
             // A lone task isn't a rank among others, but starts its worker.
-            args.extend(["--nproc-per-node".into(), "1".into()]);
+            args.extend(["--nproc-per-node".into(), "1".into(), "--max-restarts".into(), "0".into()]);
             in_allocation(sort, &out, &args, (workers, *per_node))
         }
         Place::Jobs(jobs) => {

@@ -99,7 +99,8 @@ fn pass(net: &Net, (ranks, set, parts): Way, from: Option<&Path>, to: &Path) {
         let state = match from {
             None => made_up(&parameters, rule),
             Some(from) => {
-                let resumed = resume::resume(from, true, &worker, RUN, &parameters, rule, &mut *strategy)?;
+                let resumed =
+                    resume::resume(from, Wanted::Newest, &worker, RUN, &parameters, rule, &mut *strategy)?;
                 resumed.expect("there is a checkpoint").state
             }
         };
