@@ -14,7 +14,7 @@ pub use operations::GpuTransfer;
 use crate::error::Error;
 use crate::group::Group;
 use crate::queue::Elsewhere;
-use phalanx_cuda::nccl::{Exchange, Exchanged, InGraph, Nccl, UniqueId};
+use phalanx_cuda::nccl::{Exchange, Exchanged, InGraph, InGraphs, Nccl, UniqueId, is_made_to_block};
 use phalanx_cuda::{DebugSync, Event, Gpu, Library, Priority, Timing};
 use phalanx_wire::{Deadline, Rank};
 use std::collections::HashMap;
@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 pub struct GpuGroup {
     group: Group,
     exchange: Arc<Exchange>,
+    in_graphs: InGraphs,
     /// What [`GpuGroup::watch`] waits for.
     watched: Event,
     /// Of marks that were reached.
@@ -106,6 +107,11 @@ pub enum Unfit {
         /// What it found wrong, if that is this one.
         why: Option<String>,
     },
+    /// NCCL would wait within its calls on a rank, so that nothing ended them when another is lost.
+    Blocks {
+        /// The first such rank.
+        rank: Rank,
+    },
     /// Two ranks compute on one GPU, which NCCL refuses.
     SharedGpu {
         /// Two of them.
@@ -146,6 +152,16 @@ const GRACE: Duration = Duration::from_secs(3);
 const MOST_BUS_BYTES: usize = 31;
 /// What a rank tells of itself: whether it has NCCL, and its GPU's place.
 type Told = [u8; MOST_BUS_BYTES + 1];
+
+/// What a rank has of NCCL.
+#[derive(Clone, Copy)]
+#[repr(u8)]
+enum Has {
+    Nothing,
+    Nccl,
+    /// One that waits within its calls.
+    Blocking,
+}
 
 impl GpuGroup {
     /// Brings NCCL's ranks together, this one with `gpu`, whose operations go `via` this stream. All ranks of the group must call it.
@@ -192,6 +208,7 @@ impl GpuGroup {
         }
         group.broadcast(&mut id, Rank(0))?;
         let place = (group.rank().index(), group.world_size());
+        let in_graphs = nccl.in_graphs().map_err(|error| failed("the library's version", error))?;
         let joined = Exchange::join(nccl, (gpu, own), &UniqueId(id), place, group.timeout());
         let exchange = joined.map_err(|error| failed("joining NCCL's ranks", error))?;
         until_at_rest(group, &exchange, "joining NCCL's ranks", || exchange.is_ready())?;
@@ -199,6 +216,7 @@ impl GpuGroup {
         Ok(GpuGroup {
             group: group.clone(),
             exchange,
+            in_graphs,
             watched,
             spare: Mutex::default(),
             usual: Arc::default(),
@@ -257,6 +275,11 @@ impl GpuGroup {
     /// The ranks, as they tell each other by way of the host.
     pub fn group(&self) -> &Group {
         &self.group
+    }
+
+    /// Of how many groups' operations this process may make graphs.
+    pub fn in_graphs(&self) -> InGraphs {
+        self.in_graphs
     }
 
     /// To be held by whoever has a graph of its operations, for as long as that is there: NCCL ends only behind its graphs. A launch of it
@@ -405,7 +428,12 @@ fn fit(group: &Group, gpu: &Gpu) -> Result<Result<Nccl, Unfit>, Error> {
     let opened = Nccl::open(gpu.libraries());
     let bus = gpu.bus_id().map_err(|error| failed(group, "finding the place of a GPU", error))?;
     let mut all = vec![[0u8; MOST_BUS_BYTES + 1]; group.world_size()].concat();
-    group.all_gather(&told(opened.is_ok(), &bus), &mut all)?;
+    let has = match opened.is_ok() {
+        false => Has::Nothing,
+        true if is_made_to_block() => Has::Blocking,
+        true => Has::Nccl,
+    };
+    group.all_gather(&told(has, &bus), &mut all)?;
     let all: Vec<Told> = all.as_chunks().0.to_vec();
     let spans_hosts = group.topology().hosts() > 1;
     let unfit = unfit(&all, |a, b| group.topology().is_same(a, b));
@@ -454,9 +482,9 @@ fn end(exchange: &Exchange) {
     let _ = exchange.abort();
 }
 
-fn told(has_nccl: bool, bus: &str) -> Told {
+fn told(has: Has, bus: &str) -> Told {
     let mut told = [0; MOST_BUS_BYTES + 1];
-    told[0] = u8::from(has_nccl);
+    told[0] = has as u8;
     let bytes = bus.as_bytes();
     // The end is what differs.
     let kept = &bytes[bytes.len().saturating_sub(MOST_BUS_BYTES)..];
@@ -467,8 +495,12 @@ fn told(has_nccl: bool, bus: &str) -> Told {
 /// Why these ranks can't use NCCL, if they can't; `same` says whether two share a host.
 fn unfit(all: &[Told], same: impl Fn(usize, usize) -> bool) -> Option<Unfit> {
     let rank = |rank: usize| Rank(rank as u32);
-    if let Some(missing) = all.iter().position(|told| told[0] == 0) {
-        return Some(Unfit::Missing { rank: rank(missing), why: None });
+    let first = |has: Has| all.iter().position(|told| told[0] == has as u8).map(rank);
+    if let Some(rank) = first(Has::Nothing) {
+        return Some(Unfit::Missing { rank, why: None });
+    }
+    if let Some(rank) = first(Has::Blocking) {
+        return Some(Unfit::Blocks { rank });
     }
     let pairs = (0..all.len()).flat_map(|b| (0..b).map(move |a| (a, b)));
     let mut shared = pairs.filter(|&(a, b)| all[a] == all[b] && same(a, b));
@@ -482,6 +514,10 @@ impl fmt::Display for Unfit {
                 Some(why) => write!(f, "rank {rank} can't use NCCL: {why}"),
                 None => write!(f, "rank {rank} has no NCCL\nhint: there, {}", Library::Nccl.packages()),
             },
+            Unfit::Blocks { rank } => write!(
+                f,
+                "rank {rank} has NCCL_COMM_BLOCKING=1 in its environment, with which nobody could end what waits for a rank that is lost\nhint: unset it"
+            ),
             Unfit::SharedGpu { ranks: [a, b] } => write!(
                 f,
                 "ranks {a} and {b} compute on one GPU, which NCCL refuses\nhint: take a rank a GPU: --nproc-per-node gpu"
@@ -506,13 +542,18 @@ mod tests {
     #[test]
     fn all_ranks_come_to_the_same_of_what_all_tell() {
         let one_host = |_, _| true;
-        let (a, b, none) =
-            (told(true, "0000:01:00.0"), told(true, "0000:02:00.0"), told(false, "0000:03:00.0"));
+        let (a, b, none) = (
+            told(Has::Nccl, "0000:01:00.0"),
+            told(Has::Nccl, "0000:02:00.0"),
+            told(Has::Nothing, "0000:03:00.0"),
+        );
         assert_eq!(unfit(&[a, b], one_host), None);
         assert_eq!(unfit(&[a, a], |_, _| false), None, "GPUs in the same slot of two hosts");
         let shared = Unfit::SharedGpu { ranks: [Rank(0), Rank(2)] };
         assert_eq!(unfit(&[a, b, a], one_host), Some(shared));
         assert_eq!(unfit(&[a, a, none], one_host), Some(Unfit::Missing { rank: Rank(2), why: None }));
+        let blocking = told(Has::Blocking, "0000:02:00.0");
+        assert_eq!(unfit(&[a, blocking], one_host), Some(Unfit::Blocks { rank: Rank(1) }));
     }
 
     #[test]
@@ -539,7 +580,7 @@ mod tests {
 
     #[test]
     fn the_end_of_a_long_place_is_what_counts() {
-        let long = |end: &str| told(true, &format!("{}{end}", "x".repeat(40)));
+        let long = |end: &str| told(Has::Nccl, &format!("{}{end}", "x".repeat(40)));
         assert_ne!(long("a"), long("b"));
         assert_eq!(long("a")[0], 1);
     }

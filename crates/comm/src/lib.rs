@@ -69,7 +69,7 @@ pub use gpus::{GpuGroup, GpuTransfer, GpuWork, OfTwo, Unfit, Via};
 pub use group::{Batch, Batched, Group, Member, OwnedBatch, Source, Transfer};
 pub use half::{bf16, f16};
 pub use num_complex::Complex;
-pub use phalanx_cuda::nccl::InGraph;
+pub use phalanx_cuda::nccl::{InGraph, InGraphs};
 pub use phalanx_wire::{Deadline, Generation, Rank, Secret};
 pub use queue::WaitObserver;
 pub use recorder::Record;

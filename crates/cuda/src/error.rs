@@ -11,7 +11,7 @@ use thiserror::Error;
 pub enum Error {
     /// No library of the driver.
     #[error(
-        "no NVIDIA driver on this machine: {tried}\nhint: on a machine with an NVIDIA GPU, install its driver, version {wanted} or later (Debian and Ubuntu: nvidia-driver); elsewhere use --device cpu"
+        "no NVIDIA driver on this machine: {tried}\nhint: on a machine with an NVIDIA GPU, install its driver, version {wanted} or later (Ubuntu: nvidia-driver-580 or later; elsewhere NVIDIA's repository); without one use --device cpu"
     )]
     NoDriver {
         /// What was tried to open, and what came of it.
@@ -21,7 +21,7 @@ pub enum Error {
     },
     /// The driver is there, but older than the toolkit that this program speaks to.
     #[error(
-        "the NVIDIA driver of this machine supports CUDA up to {found}, CUDA {wanted} is needed\nhint: update the driver to version {driver} or later; `nvidia-smi` shows the present one"
+        "the NVIDIA driver of this machine supports CUDA up to {found}, CUDA {wanted} is needed\nhint: update the driver to version {driver} or later; `nvidia-smi` shows the present one. On a data centre's GPU, such as an A100 or H100, the package cuda-compat-13-0 of NVIDIA's repository does without that"
     )]
     DriverTooOld {
         /// What the driver supports.

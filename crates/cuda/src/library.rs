@@ -69,7 +69,9 @@ impl Library {
     /// Which packages bring it.
     pub const fn packages(self) -> &'static str {
         match self {
-            Library::Driver => "install the driver (Debian and Ubuntu: nvidia-driver)",
+            Library::Driver => {
+                "install the driver (Ubuntu: nvidia-driver-580 or later; elsewhere NVIDIA's repository)"
+            }
             Library::Nvrtc => {
                 "install it with the package cuda-nvrtc-13-0 of NVIDIA's repository, or with `pip install nvidia-cuda-nvrtc` and its folder in LD_LIBRARY_PATH"
             }
@@ -83,7 +85,7 @@ impl Library {
                 "install it with the package libnccl2 of NVIDIA's repository, or with `pip install nvidia-nccl-cu13` and its folder in LD_LIBRARY_PATH"
             }
             Library::Nvml => {
-                "it comes with the NVIDIA driver (Debian and Ubuntu: nvidia-driver, libnvidia-ml1); a container needs NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+                "it comes with the NVIDIA driver; a container needs NVIDIA_DRIVER_CAPABILITIES=compute,utility"
             }
         }
     }
@@ -139,7 +141,7 @@ mod tests {
             (Library::CublasLt, "nvidia-cublas"),
             (Library::Cudnn, "nvidia-cudnn-cu13"),
             (Library::Nccl, "nvidia-nccl-cu13"),
-            (Library::Nvml, "libnvidia-ml1"),
+            (Library::Nvml, "the NVIDIA driver"),
         ] {
             let words = missing(library);
             for part in [library.name(), library.files()[0], package, "hint:"] {

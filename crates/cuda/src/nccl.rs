@@ -49,6 +49,38 @@ impl fmt::Debug for UniqueId {
     }
 }
 
+/// Of how many communicators a graph may hold operations, so that no two graphs, or a graph and what isn't in one, keep each other waiting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum InGraphs {
+    /// Of none.
+    None,
+    /// Of one.
+    One,
+    /// Of any number.
+    Several,
+}
+
+/// What the library goes by before what a communicator is told, and the only thing before 2.29.
+const MIXING: &str = "NCCL_GRAPH_MIXING_SUPPORT";
+
+impl InGraphs {
+    /// By a version, and by what the environment says.
+    fn of(version: (u32, u32, u32), mixing: Option<&str>) -> InGraphs {
+        match (version >= (2, 29, 0), mixing.map(str::trim)) {
+            (true, None) | (false, Some("0")) => InGraphs::Several,
+            // Since there is a choice of its own, this means no graphs at all.
+            (true, Some("0")) => InGraphs::None,
+            (true, Some(_)) | (false, _) => InGraphs::One,
+        }
+    }
+}
+
+/// Whether the environment has the library wait within its calls, whatever communicators are told: then nobody could end one whose other
+/// ranks don't come.
+pub fn is_made_to_block() -> bool {
+    std::env::var("NCCL_COMM_BLOCKING").is_ok_and(|value| value.trim() == "1")
+}
+
 /// The library, opened.
 #[derive(Clone)]
 pub struct Nccl {
@@ -69,6 +101,11 @@ impl Nccl {
         self.functions.succeeded("ncclGetVersion", status, || "the library's version".to_owned())?;
         let number = number.max(0) as u32;
         Ok((number / 10_000, number / 100 % 100, number % 100))
+    }
+
+    /// Of how many communicators of this process a graph may hold operations.
+    pub fn in_graphs(&self) -> Result<InGraphs, Error> {
+        Ok(InGraphs::of(self.version()?, std::env::var(MIXING).ok().as_deref()))
     }
 
     /// A new id. The process that made it must live until all ranks have joined: they meet there.
@@ -149,6 +186,25 @@ impl Functions {
         match (text(general), text(last)) {
             (general, last) if last.is_empty() => general,
             (general, last) => format!("{general}: {last}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn graphs_hold_what_their_library_can_keep_apart() {
+        for (version, mixing, want) in [
+            ((2, 27, 7), None, InGraphs::One),
+            ((2, 28, 9), Some("1"), InGraphs::One),
+            ((2, 28, 9), Some("0"), InGraphs::Several),
+            ((2, 29, 0), None, InGraphs::Several),
+            ((2, 30, 7), Some("0"), InGraphs::None),
+            ((3, 0, 0), Some("1"), InGraphs::One),
+        ] {
+            assert_eq!(InGraphs::of(version, mixing), want, "{version:?} {mixing:?}");
         }
     }
 }

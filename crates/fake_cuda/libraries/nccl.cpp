@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <climits>
 #include <cstdio>
 #include <fstream>
 #include <iterator>
@@ -47,7 +48,7 @@ struct Config {
     int split_share, traffic_class;
     const char *name;
     int others[6];
-    int graph_usage;
+    int graph_usage, rma_contexts;
 };
 
 struct Comm;
@@ -633,7 +634,7 @@ bool enter(Clique &clique, const std::shared_ptr<Comm> &comm) {
 
 FAKE_EXPORT int ncclGetVersion(int *version) {
     if (int code = called("ncclGetVersion")) return code;
-    *version = 22707;
+    *version = 23007;
     return OK;
 }
 
@@ -663,6 +664,8 @@ FAKE_EXPORT int ncclCommInitRankConfig(Comm **out, int n_ranks, Id id, int rank,
     if (int code = called("ncclCommInitRankConfig", "rank=" + std::to_string(rank) + " of=" + std::to_string(n_ranks) + graphs)) return code;
     if (!config || config->magic != 0xcafebeef) return refuse(INVALID_ARGUMENT, "the config isn't initialised");
     if (config->blocking != 0) return refuse(INVALID_USAGE, "this stand-in doesn't block");
+    if (config->size >= sizeof *config && config->version >= 22900 && config->rma_contexts != INT_MIN && config->rma_contexts <= 0)
+        return refuse(INVALID_ARGUMENT, "as many contexts can't be");
     std::string name(id.internal, sizeof id.internal);
     std::shared_ptr<Clique> clique;
     {

@@ -562,7 +562,12 @@ impl Strategy for Ddp {
         }
         self.gpus = self.meet_on_gpus(parameters)?.map(Arc::new);
         self.meet_over_batch(parameters.grads().arena().device())?;
-        if let Some(why) = self.never_replayed()
+        let mut why = self.never_replayed();
+        if why.is_none() && self.replays.is_some() {
+            let groups = 1 + usize::from(self.shared.is_some());
+            why = replay::refused_by_nccl(&self.group, self.gpus.as_deref(), groups)?;
+        }
+        if let Some(why) = why
             && self.replays.take().is_some()
             && parameters.grads().arena().device().gpu().is_some()
         {

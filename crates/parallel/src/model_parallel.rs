@@ -34,7 +34,7 @@ use crate::mesh::{Axis, Bound, Mesh, MeshError};
 use crate::pipeline::{RankPipeline, Schedule, ScheduleKind, Shape};
 use crate::portion::Portion;
 use crate::ranks::Ranks;
-use crate::replay::none_is_replayed;
+use crate::replay::{none_is_replayed, refused_by_nccl};
 use crate::single::SingleDevice;
 use crate::strategy::{Collected, HeldGradient, Here, Place, Strategy, Sync};
 use crate::tensor_parallel::{Between, Plan, cross_entropy_in_parts};
@@ -193,11 +193,25 @@ impl ModelParallel {
         if config.replays && config.stages.is_none() && by_host && device.gpu().is_some() {
             none_is_replayed(world, "what ranks tell each other between layers goes by way of the host");
         }
-        let replays = config.replays && !by_host;
         let pipeline = group(&[Axis::Pipeline])?;
         let replica = group(&[Axis::Pipeline, Axis::Tensor])?.unwrap_or_else(Group::solo);
         let same_part = group(&[Axis::Replica, Axis::Shard, Axis::Context])?;
         let (shard, replicas) = (group(&[Axis::Shard, Axis::Context])?, group(&[Axis::Replica])?);
+        let mut replays = config.replays && !by_host;
+        if config.replays && device.gpu().is_some() {
+            let along = [&tensor, &context].into_iter().flatten();
+            let over = match config.sharded {
+                Some(_) => [&shard, &replicas].into_iter().flatten().count(),
+                None => same_part.iter().count(),
+            };
+            let gpus = along.clone().find_map(Ranks::gpus).map(|gpus| &**gpus);
+            if let Some(why) = refused_by_nccl(world, gpus, along.count() + over)?
+                && replays
+            {
+                none_is_replayed(world, why);
+                replays = false;
+            }
+        }
         let n_same = same_part.as_ref().map_or(1, Group::world_size);
         let stage_and_shards = match (&pipeline, &shard, config.sharded) {
             (Some(_), Some(_), Some(_)) => group(&[Axis::Pipeline, Axis::Shard, Axis::Context])?,

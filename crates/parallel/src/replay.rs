@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::local::{Pass, PassLoss};
 use crate::single::Nobody;
 use crate::strategy::Sync;
-use phalanx_comm::{GpuGroup, Group, InGraph, Rank, Trail};
+use phalanx_comm::{GpuGroup, Group, InGraph, InGraphs, Rank, ReduceOp, Trail};
 use phalanx_nn::Parameters;
 use phalanx_tensor::{
     Arena, DType, GradSink, Replay, Room, Shape, SumOverBatch, Tensor, autocast_dtype, backward,
@@ -74,6 +74,21 @@ pub(crate) fn none_is_replayed(group: &Group, why: &str) {
     if group.rank() == Rank(0) {
         tracing::warn!("train.graphs: passes are made as ever and not replayed, since {why}");
     }
+}
+
+/// Why NCCL keeps passes from being replayed in which numbers are exchanged in so many groups of GPUs, this one among them, if it does on
+/// any rank of `group`: all of them have to ask.
+pub(crate) fn refused_by_nccl(
+    group: &Group,
+    gpus: Option<&GpuGroup>,
+    groups: usize,
+) -> Result<Option<&'static str>, Error> {
+    let needed = if groups > 1 { InGraphs::Several } else { InGraphs::One };
+    let mut refused = [u8::from(gpus.is_some_and(|gpus| gpus.in_graphs() < needed))];
+    group.all_reduce(&mut refused, ReduceOp::Max)?;
+    Ok((refused[0] > 0).then_some(
+        "NCCL might keep graphs waiting for each other: take NCCL 2.29 or later without NCCL_GRAPH_MIXING_SUPPORT, or an earlier one with NCCL_GRAPH_MIXING_SUPPORT=0",
+    ))
 }
 
 /// What samples have in common that passes of one kind may be over.

@@ -3,9 +3,10 @@
 use super::flags::Binding;
 use crate::args::WrongUsage;
 use phalanx_launch::{LocalRank, MOST_WORKERS, Numa, NumaBinding};
+use std::path::Path;
 
-/// What says which GPUs are seen; AMD's comes first.
-const VISIBLE: [&str; 2] = ["HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"];
+/// What says which GPUs are seen, where they are NVIDIA's and where they are AMD's. Images for both kinds set both.
+const VISIBLE: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"];
 
 /// The GPUs that a program would see.
 pub(crate) struct Gpus {
@@ -25,17 +26,13 @@ impl Gpus {
         };
         let devices = std::fs::read_dir("/dev").into_iter().flatten().flatten();
         let present = devices.filter(|entry| entry.file_name().to_str().is_some_and(is_gpu)).count();
-        Gpus::told(|name| std::env::var(name).ok(), present)
+        let amds = present == 0 && Path::new("/dev/kfd").exists();
+        Gpus::told(|name| std::env::var(name).ok(), present, amds)
     }
 
-    fn told(get: impl Fn(&str) -> Option<String>, present: usize) -> Gpus {
-        let list = |text: String| -> Vec<String> {
-            text.split(',').map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect()
-        };
-        let told = VISIBLE.into_iter().find_map(|name| Some((name, list(get(name)?))));
-        let (variable, visible) =
-            told.map_or(("CUDA_VISIBLE_DEVICES", None), |(name, list)| (name, Some(list)));
-        Gpus { variable, visible, present }
+    fn told(get: impl Fn(&str) -> Option<String>, present: usize, amds: bool) -> Gpus {
+        let variable = VISIBLE[usize::from(amds)];
+        Gpus { variable, visible: get(variable).map(|text| named(&text)), present }
     }
 
     pub(super) fn count(&self) -> usize {
@@ -70,6 +67,16 @@ impl Gpus {
         }
         Ok(LocalRank::Virtual { variable, devices })
     }
+}
+
+/// The GPUs that a list names: up to the first entry that is none, as the driver reads it. So -1 hides all, and NoDevFiles, which Slurm
+/// puts there.
+fn named(list: &str) -> Vec<String> {
+    let is_gpu = |name: &&str| {
+        let is_number = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
+        is_number || name.starts_with("GPU-") || name.starts_with("MIG-")
+    };
+    list.split(',').map(str::trim).take_while(is_gpu).map(str::to_owned).collect()
 }
 
 /// `--nproc-per-node`.
@@ -125,7 +132,7 @@ mod tests {
         let check = |text: &str, visible: Option<&str>, present, want: Option<usize>| {
             let get = |name: &str| visible.filter(|_| name == "CUDA_VISIBLE_DEVICES").map(str::to_owned);
             assert_eq!(
-                worker_count(text, 6, &Gpus::told(get, present)).ok(),
+                worker_count(text, 6, &Gpus::told(get, present, false)).ok(),
                 want,
                 "{text} {visible:?} {present}"
             );
@@ -137,6 +144,12 @@ mod tests {
         check("gpu", None, 4, Some(4));
         check("gpu", Some("1,3"), 4, Some(2));
         check("gpu", Some(""), 4, None);
+        for none in ["-1", "NoDevFiles", "-1,0", "no"] {
+            check("gpu", Some(none), 4, None);
+            check("auto", Some(none), 4, Some(6));
+        }
+        check("gpu", Some("0,-1,1"), 4, Some(1));
+        check("gpu", Some("GPU-8f2a, 3"), 4, Some(2));
         check("gpu", Some("MIG-a,MIG-b,MIG-c"), 1, Some(3));
         check("auto", Some(""), 4, Some(6));
         check("gpu", None, 0, None);
@@ -158,21 +171,21 @@ mod tests {
 
     #[test]
     fn each_worker_sees_a_gpu_of_those_that_are_seen() {
-        let check = |set: &[(&str, &str)], want: Option<(&str, &[&str])>| {
+        let check_on = |amds: bool, set: &[(&str, &str)], want: Option<(&str, &[&str])>| {
             let get = |name: &str| set.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
-            let got = Gpus::told(get, 8).virtual_ranks(2).ok();
+            let got = Gpus::told(get, 8, amds).virtual_ranks(2).ok();
             let Some(LocalRank::Virtual { variable, devices }) = got else {
                 return assert!(want.is_none(), "{set:?}");
             };
             let devices: Vec<&str> = devices.iter().map(String::as_str).collect();
             assert_eq!(Some((variable, &devices[..])), want, "{set:?}");
         };
+        let check = |set: &[(&str, &str)], want| check_on(false, set, want);
         check(&[], Some(("CUDA_VISIBLE_DEVICES", &["0", "1"])));
         check(&[("CUDA_VISIBLE_DEVICES", "4, 7,2")], Some(("CUDA_VISIBLE_DEVICES", &["4", "7", "2"])));
-        check(
-            &[("CUDA_VISIBLE_DEVICES", "4,7"), ("HIP_VISIBLE_DEVICES", "1,0")],
-            Some(("HIP_VISIBLE_DEVICES", &["1", "0"])),
-        );
+        let both = [("CUDA_VISIBLE_DEVICES", "4,7"), ("HIP_VISIBLE_DEVICES", "1,0")];
+        check(&both, Some(("CUDA_VISIBLE_DEVICES", &["4", "7"])));
+        check_on(true, &both, Some(("HIP_VISIBLE_DEVICES", &["1", "0"])));
         check(&[("CUDA_VISIBLE_DEVICES", "4")], None);
     }
 }

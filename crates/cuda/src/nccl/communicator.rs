@@ -121,6 +121,18 @@ impl Communicator {
         self.wait(self.patience, || Ok(true))
     }
 
+    /// The same, looking again and again and never asleep: for whoever measures.
+    pub(super) fn ready_soon(&self) -> Result<(), Error> {
+        let start = Instant::now();
+        while !self.poll(start)? {
+            if start.elapsed() >= self.patience {
+                return Err(self.failure(self.lock().last, start.elapsed(), Cause::Deadline));
+            }
+            std::hint::spin_loop();
+        }
+        Ok(())
+    }
+
     /// Whether all is well as far as the library knows: one look, without waiting.
     pub fn check(&self) -> Result<(), Error> {
         self.poll(Instant::now()).map(|_| ())

@@ -165,7 +165,7 @@ impl Exchange {
             // SAFETY: `behind` has had the streams wait as `Lent` asks; what fails keeps the numbers for good, as others may be under way.
             let called =
                 unsafe { self.communicator.all_reduce(block.at, block, reduction, self.stream().handle()) };
-            if let Err(error) = called {
+            if let Err(error) = called.and_then(|()| self.communicator.ready_soon()) {
                 let _ = self.communicator.abort();
                 std::mem::forget(lent);
                 return Err(error);

@@ -83,7 +83,7 @@ pub(super) fn name(status: Status) -> String {
 pub(super) fn hint(status: Status) -> &'static str {
     match status {
         foreign::UNHANDLED_CUDA_ERROR => {
-            "a call of the driver failed within it: `nvidia-smi` and the system's log (`dmesg`) may show a fault of a GPU"
+            "a call of the driver failed within it: NCCL_DEBUG=WARN names it; where the GPU had no memory left for NCCL's buffers, make batches or the model smaller, else `nvidia-smi` and the system's log (`dmesg`) may show a fault of a GPU"
         }
         foreign::SYSTEM_ERROR => {
             "a call of the system failed within it: check the network, NCCL_SOCKET_IFNAME and the size of /dev/shm; NCCL_DEBUG=INFO tells more"

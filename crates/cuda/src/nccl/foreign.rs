@@ -18,8 +18,8 @@ pub(crate) struct ForeignId {
     pub(crate) internal: [c_char; 128],
 }
 
-/// How a communicator is to be: the struct of NCCL 2.29 as far as the last field that is said. Its size and version tell later libraries
-/// which fields it has, and earlier ones read no further than they know.
+/// How a communicator is to be: the struct of NCCL 2.29. Its size and version tell later libraries which fields it has, and earlier ones
+/// read no further than they know.
 #[repr(C)]
 pub(crate) struct Config {
     size: usize,
@@ -40,7 +40,14 @@ pub(crate) struct Config {
     channels_per_net_peer: c_int,
     nvlink_centric_scheduling: c_int,
     graph_usage: c_int,
+    rma_contexts: c_int,
 }
+
+/// The library reads as many bytes as the struct says it has: what only fills it up would be read as a field of a later version.
+const _: () = assert!(
+    size_of::<Config>() == std::mem::offset_of!(Config, rma_contexts) + size_of::<c_int>(),
+    "the struct ends with its last field"
+);
 
 impl Config {
     /// Calls return at once; what is in a graph and what isn't are never under way together; all else is up to the library.
@@ -64,6 +71,7 @@ impl Config {
             channels_per_net_peer: UNDEFINED,
             nvlink_centric_scheduling: UNDEFINED,
             graph_usage: ONE_GRAPH,
+            rma_contexts: UNDEFINED,
         }
     }
 }
@@ -74,7 +82,7 @@ pub(crate) const MAGIC: c_uint = 0xcafe_beef;
 pub(crate) const UNDEFINED: c_int = c_int::MIN;
 /// Of a communicator's operations, either those of one graph are under way or others. The library's own choice, 2, allows both at once by
 /// events of its own, by which graphs with operations of several communicators have been seen to keep each other waiting for good
-/// (`NCCL_GRAPH_MIXING_SUPPORT` in its guide, which goes before this).
+/// (`NCCL_GRAPH_MIXING_SUPPORT` in its guide, which goes before this: [`super::InGraphs`]).
 const ONE_GRAPH: c_int = 1;
 
 functions! {
@@ -140,7 +148,7 @@ constants! {
 
 /// The bytes from the struct's start of each field that NCCL's header has as well.
 #[cfg(test)]
-pub(crate) fn config_fields() -> [(&'static str, usize); 18] {
+pub(crate) fn config_fields() -> [(&'static str, usize); 19] {
     use std::mem::offset_of;
     [
         ("size", offset_of!(Config, size)),
@@ -161,6 +169,7 @@ pub(crate) fn config_fields() -> [(&'static str, usize); 18] {
         ("nChannelsPerNetPeer", offset_of!(Config, channels_per_net_peer)),
         ("nvlinkCentricSched", offset_of!(Config, nvlink_centric_scheduling)),
         ("graphUsageMode", offset_of!(Config, graph_usage)),
+        ("numRmaCtx", offset_of!(Config, rma_contexts)),
     ]
 }
 
@@ -185,12 +194,16 @@ mod tests {
             size_of::<ForeignId>()
         );
         more.extend(config_fields().iter().map(|(name, bytes)| {
-            // Earlier ones don't know the last field.
-            let since = if *name == "graphUsageMode" { 22900 } else { 22700 };
+            // Earlier ones don't know the last fields.
+            let since = if ["graphUsageMode", "numRmaCtx"].contains(name) { 22900 } else { 22700 };
             format!(
                 "#if NCCL_VERSION_CODE >= {since}\nstatic_assert(offsetof(ncclConfig_t, {name}) == {bytes}, \"{name}\");\n#endif\n"
             )
         }));
+        more += &format!(
+            "#if NCCL_VERSION_CODE >= 22900 && NCCL_VERSION_CODE < 23000\nstatic_assert(sizeof(ncclConfig_t) == {}, \"its size\");\n#endif\n",
+            size_of::<Config>()
+        );
         check("nccl.h", Functions::TABLE, TABLE, &names, &more);
     }
 }

@@ -65,7 +65,7 @@ fn contains(words: &str, parts: &[&str]) {
 #[test]
 fn the_version_is_read_and_ids_differ() {
     let Some((_fake, nccl)) = stand_in() else { return };
-    assert_eq!(nccl.version().unwrap(), (2, 27, 7));
+    assert_eq!(nccl.version().unwrap(), (2, 30, 7));
     let ids: [UniqueId; 2] = [nccl.unique_id().unwrap(), nccl.unique_id().unwrap()];
     assert_ne!(ids[0], ids[1]);
     assert_eq!(format!("{:?}", ids[0]), "UniqueId(..)");

@@ -193,6 +193,11 @@ impl Held {
         reasons.into_iter().find(|(_, is_so)| *is_so).map(|(why, _)| why)
     }
 
+    /// The GPUs of a shard, where they exchange values among themselves.
+    pub(super) fn gpus(&self) -> Option<&GpuGroup> {
+        self.gpus[0].as_deref()
+    }
+
     /// What lies beside the values of units that a pass reads or writes.
     pub(super) fn arenas_of_passes(&self) -> impl Iterator<Item = &Arena> {
         let values = self.values.is_apart.then_some(&self.values.arena);
