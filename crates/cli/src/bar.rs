@@ -1,6 +1,6 @@
 //! Progress for people, on standard error: a bar on a terminal, a line an epoch elsewhere.
 
-use crate::events::write_event;
+use crate::events::line_of;
 use crate::say::{print, say};
 use indicatif::{ProgressBar, ProgressStyle};
 use phalanx::data::{FetchEvent, Progress};
@@ -157,7 +157,7 @@ pub(crate) struct JsonLines;
 
 impl Observer for JsonLines {
     fn event(&mut self, event: &Event) {
-        write_event(&mut std::io::stdout(), event);
+        print(String::from_utf8_lossy(line_of(event).trim_ascii_end()));
         // Programs read the line above, and whoever watches them should know as well.
         if let Event::Note { message } = event {
             say(message);

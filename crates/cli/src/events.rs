@@ -8,7 +8,7 @@ use owed::Owed;
 use phalanx::Event;
 use serde_json::Value;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 /// The file.
@@ -108,12 +108,8 @@ fn is_same(event: &Event, line: &[u8]) -> bool {
     }
 }
 
-/// Writes an event as a line. A listener that is gone doesn't end the run.
-pub(crate) fn write_event(out: &mut dyn Write, event: &Event) {
-    let _ = out.write_all(&line_of(event));
-}
-
-fn line_of(event: &Event) -> Vec<u8> {
+/// An event as a line.
+pub(crate) fn line_of(event: &Event) -> Vec<u8> {
     let mut line = serde_json::to_vec(event).expect("an event is always JSON");
     line.push(b'\n');
     line
@@ -138,6 +134,7 @@ fn still_true(text: &[u8], step: u64, epoch: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
 
     #[test]
     fn who_takes_the_first_place_adds_what_the_one_before_did_not_come_to_tell() {

@@ -53,7 +53,7 @@ fn main() -> ExitCode {
         Command::Flight(args) => flight::flight(&args),
         Command::Completions { shell } => args::completions(shell),
     };
-    let lost = say::lost().map(|why| anyhow::anyhow!("standard output can't be written, and what was told is lost: {why}\nhint: is the disk full that it goes to?"));
+    let lost = say::lost().map(anyhow::Error::msg);
     match result.and_then(|code| lost.filter(|_| code == 0).map_or(Ok(code), Err)) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {

@@ -28,6 +28,9 @@ pub(crate) fn tabulate(json: bool, line: impl Display) {
 }
 
 /// Why the result isn't whole, if it isn't.
-pub(crate) fn lost() -> Option<&'static str> {
-    LOST.get().map(String::as_str)
+pub(crate) fn lost() -> Option<String> {
+    let why = LOST.get()?;
+    Some(format!(
+        "standard output can't be written, and what was told is lost: {why}\nhint: is the disk full that it goes to?"
+    ))
 }

@@ -13,7 +13,7 @@ use crate::failure;
 use crate::first::{BEST, First, MODEL};
 use crate::run::{Gpus, fresh_run_id, hang_limits, number_of_workers, refuse_trouble, tls_is_asked_for};
 use crate::runs;
-use crate::say::{print, say};
+use crate::say::{self, print, say};
 use anyhow::{Context, Result};
 use nix::sys::signal::{SigSet, Signal};
 use phalanx::checkpoint::{CheckpointConfig, Head, InitialWeights, Manifest, Spoilt};
@@ -240,7 +240,15 @@ fn work(args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) -> Result<u8> {
     let prepared = prepare(arrival.device(), args, recipe, env).inspect_err(|error| arrival.report(error))?;
     let mut worker = arrival.join()?;
     match train_as(&worker, prepared, args, recipe, env, &requests, time_limit) {
-        Ok(End::Done) => Ok(0),
+        Ok(End::Done) => match say::lost() {
+            None => Ok(0),
+            // Whoever did it all again would have nowhere to tell it either.
+            Some(why) => {
+                let error = Error::Untold(why);
+                worker.report(&error);
+                Err(error.into())
+            }
+        },
         Ok(End::Interrupted { steps, why }) => {
             // Whoever was asked, all have ended, and nobody is to take their places.
             worker.report(&Error::Interrupted { steps });

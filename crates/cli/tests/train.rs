@@ -172,6 +172,20 @@ fn a_result_that_a_full_disk_loses_is_an_error() {
     }
 }
 
+#[test]
+fn a_run_whose_words_a_full_disk_loses_is_done_once_and_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    for (out, telling) in [("a", &["--json"][..]), ("b", &["--log-interval", "1"])] {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut command = command(folder.path(), &["mnist-mini", "--steps", "3", "--out", out]);
+        let done = command.args(telling).stdout(full).output().unwrap();
+        let said = text(&done.stderr);
+        assert_eq!(done.status.code(), Some(1), "{said}");
+        assert!(said.contains("standard output can't be written") && !said.contains("restart 1"), "{said}");
+        assert!(folder.path().join(out).join("model.safetensors").exists(), "{said}");
+    }
+}
+
 /// What lies there stays as it is, whoever reads it: nothing is started again.
 #[test]
 fn data_that_is_not_what_it_should_be_is_told_once() {

@@ -19,6 +19,9 @@ pub enum Error {
     /// Samples can't be had.
     #[error(transparent)]
     Data(#[from] phalanx_data::Error),
+    /// The run has done its work, and what it told of that can't be kept.
+    #[error("{0}")]
+    Untold(String),
     /// A data set holds nothing.
     #[error("there are no samples to {what} on\nhint: look at the data set that was given")]
     NoSamples {
@@ -259,6 +262,7 @@ impl Error {
             // The same would be asked for again, of the same GPU.
             Error::Gpu(phalanx_tensor::Error::OutOfMemory { .. }) => Cause::Setting,
             Error::Recipe(_)
+            | Error::Untold(_)
             | Error::Optimizer(_)
             | Error::Group(_)
             | Error::BesideShards { .. }
