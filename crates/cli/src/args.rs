@@ -140,7 +140,7 @@ pub(crate) struct TrainArgs {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
     /// Print one JSON object a line on standard output, and nothing else there.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["list", "print"])]
     pub(crate) json: bool,
     /// Print the loss every so many steps, as the PyTorch example does.
     #[arg(long, value_name = "STEPS")]

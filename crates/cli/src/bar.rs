@@ -19,9 +19,24 @@ pub(crate) struct TrainBar {
 }
 
 impl TrainBar {
-    /// A bar, once a run tells that it begins.
-    pub(crate) fn new(log_interval: Option<u64>) -> TrainBar {
-        TrainBar { bar: None, epochs_of: 1, samples: 0, last_samples: None, rate: 0.0, log_interval }
+    /// A bar, once a run tells that it begins; at once where that is known of one that has begun.
+    pub(crate) fn new(log_interval: Option<u64>, about: Option<&Event>) -> TrainBar {
+        let (bar, last_samples) = (None, None);
+        let mut shown = TrainBar { bar, epochs_of: 1, samples: 0, last_samples, rate: 0.0, log_interval };
+        if let Some(Event::Start { steps_per_epoch, steps, samples, .. }) = about {
+            shown.begin(*steps_per_epoch, *steps, *samples);
+        }
+        shown
+    }
+
+    /// Of a run of so many steps.
+    fn begin(&mut self, steps_per_epoch: u64, steps: u64, samples: usize) {
+        (self.epochs_of, self.samples) = (steps_per_epoch.max(1), samples);
+        if std::io::stderr().is_terminal() {
+            let style = ProgressStyle::with_template("{prefix} {bar:28} {pos}/{len} {msg} {eta} left");
+            let style = style.expect("the template is well-formed");
+            self.bar = Some(ProgressBar::new(steps).with_style(style));
+        }
     }
 
     fn say(&self, line: &str) {
@@ -48,16 +63,9 @@ impl Observer for TrainBar {
     fn event(&mut self, event: &Event) {
         match event {
             Event::Start { world_size, parameters, steps_per_epoch, steps, samples } => {
-                (self.epochs_of, self.samples) = ((*steps_per_epoch).max(1), *samples);
                 let workers = if *world_size == 1 { "worker" } else { "workers" };
                 self.say(&format!("{parameters} parameters, {samples} samples, {world_size} {workers}"));
-                if std::io::stderr().is_terminal() {
-                    let style =
-                        ProgressStyle::with_template("{prefix} {bar:28} {pos}/{len} {msg} {eta} left");
-                    let bar =
-                        ProgressBar::new(*steps).with_style(style.expect("the template is well-formed"));
-                    self.bar = Some(bar);
-                }
+                self.begin(*steps_per_epoch, *steps, *samples);
             }
             Event::Step { step, epoch, loss, samples, .. } => {
                 let now = std::time::Instant::now();

@@ -72,7 +72,7 @@ fn show(folders: &[PathBuf], json: bool) -> u8 {
 
 fn describe(folder: &Path, manifest: &Manifest) -> String {
     let Position { step, epoch, step_in_epoch, samples, plateau, best, .. } = manifest.position;
-    let RunFacts { seed, shuffle, dataset, global_batch, world_size, logical_shards } = manifest.run;
+    let RunFacts { seed, shuffle, dataset, global_batch, world_size, logical_shards, .. } = manifest.run;
     let mut text = format!("{}\n", folder.display());
     text +=
         &format!("  {step} steps, {samples} samples: epoch {epoch}, after {step_in_epoch} of its steps\n");

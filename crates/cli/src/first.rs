@@ -32,6 +32,8 @@ pub(crate) struct First<'a> {
     desk: Option<Desk>,
     /// What happened while that couldn't be opened.
     untold: Vec<Event>,
+    /// How the run begins.
+    about: Option<Event>,
 }
 
 /// What it holds as long as it is the first.
@@ -57,6 +59,7 @@ impl<'a> First<'a> {
             start: Instant::now(),
             desk: None,
             untold: Vec::new(),
+            about: None,
         }
     }
 
@@ -81,7 +84,7 @@ impl<'a> First<'a> {
         let events = EventsFile::open(&path).map_err(|source| Error::Io { path, source })?;
         let shown: Box<dyn Observer> = match self.args.json {
             true => Box::new(JsonLines),
-            false => Box::new(TrainBar::new(self.args.log_interval)),
+            false => Box::new(TrainBar::new(self.args.log_interval, self.about.as_ref())),
         };
         self.desk = Some(Desk { run_dir: run_dir.clone(), _claim: claim, events, shown, spec });
         Ok(run_dir)
@@ -135,6 +138,10 @@ impl Observer for First<'_> {
         }
     }
 
+    fn about(&mut self, start: &Event) {
+        self.about = Some(start.clone());
+    }
+
     fn every(&self) -> u64 {
         if self.args.json { 1 } else { bar_steps(self.args.log_interval) }
     }
@@ -168,7 +175,9 @@ impl Observer for First<'_> {
         end.save_model(&model)?;
         let Concluded { state, evaluation, stopped_early, .. } = end;
         let best = state.progress.best;
-        let best_model = best.filter(|_| keeps_best).map(|_| file(BEST).display().to_string());
+        // A run that has only kept it since its best epoch has none.
+        let best_model = Some(file(BEST)).filter(|path| best.is_some() && keeps_best && path.exists());
+        let best_model = best_model.map(|path| path.display().to_string());
         self.event(&Event::Done {
             steps: state.progress.step,
             epochs: state.progress.epochs_begun(),

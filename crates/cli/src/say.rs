@@ -5,7 +5,10 @@
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+/// Whether whoever read the result has gone.
+static GONE: AtomicBool = AtomicBool::new(false);
 /// Why a line of the result was lost, though somebody may want it.
 static LOST: OnceLock<String> = OnceLock::new();
 
@@ -17,14 +20,20 @@ pub(crate) fn say(line: impl Display) {
 /// A line of the result.
 pub(crate) fn print(line: impl Display) {
     match std::io::stdout().lock().write_all(format!("{line}\n").as_bytes()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => drop(LOST.set(error.to_string())),
-        _ => {}
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => GONE.store(true, Ordering::Relaxed),
+        Err(error) => drop(LOST.set(error.to_string())),
+        Ok(()) => {}
     }
 }
 
 /// A line of a table that is the result, unless that is asked for in `json`: then it is for people.
 pub(crate) fn tabulate(json: bool, line: impl Display) {
     if json { say(line) } else { print(line) }
+}
+
+/// Whether anybody may still read what is printed.
+pub(crate) fn is_read() -> bool {
+    !GONE.load(Ordering::Relaxed)
 }
 
 /// Why the result isn't whole, if it isn't.

@@ -4,7 +4,7 @@ pub(crate) mod gpus;
 mod ranks;
 
 use crate::args::TopArgs;
-use crate::say::print;
+use crate::say::{is_read, print};
 use anyhow::Result;
 use gpus::{Shown, Visible};
 use phalanx_cuda::nvml::Nvml;
@@ -39,6 +39,9 @@ pub(crate) fn top(args: &TopArgs) -> Result<u8> {
     for look in 0..last {
         if look > 0 {
             std::thread::sleep(args.interval);
+        }
+        if !is_read() {
+            break;
         }
         let gpus = nvml.as_ref().map_err(Error::clone).and_then(|nvml| gpus::look(nvml, &visible));
         let workers = looks.look(Instant::now());

@@ -126,6 +126,8 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
         );
         return Err(WrongUsage(error).into());
     }
+    // From the start of this command: to get the data may take its time.
+    let end = drain::end(args, Asks::Always)?;
     let places = Places::from_env(args.data.clone());
     let found = places.find(listing(&recipe.data.name)?, &mut FetchBar::new())?;
     if let (Some(data), Location::Folder(found)) = (places.passed_over(&found), &found) {
@@ -139,7 +141,6 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
     let run_id = fresh_run_id()?;
     let out = args.out.clone().unwrap_or_else(|| unnamed_out(args, recipe, &run_id));
     refuse_to_begin_anew(args, &out)?;
-    let end = drain::end(args, Asks::Always)?;
     if let Some(limit) = args.time_limit.filter(|limit| *limit <= args.time_margin) {
         let margin = args.time_margin;
         say(format_args!(

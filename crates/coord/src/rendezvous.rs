@@ -3,7 +3,7 @@
 use crate::server::Coordinator;
 use phalanx_job::{Error, Link, Roster, WorkerEnv, names, slurm};
 use phalanx_wire::{Deadline, Rank, Secret};
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::time::Instant;
 
 /// What a worker leaves the rendezvous with.
@@ -33,14 +33,22 @@ pub fn rendezvous(
     let place: SocketAddr = match (env.coordinator, &env.master) {
         (Some(address), _) => address,
         (None, Some((name, port))) => {
-            let text = format!("{name}:{port}");
-            let unreachable = |reason: String| Error::Unreachable { address: text.clone(), reason };
-            let mut addresses = (name.as_str(), *port).to_socket_addrs().or_else(|error| {
-                let by_slurm = slurm::node_address(name).ok_or(error)?;
-                (by_slurm.as_str(), *port).to_socket_addrs()
-            });
-            let addresses = addresses.as_mut().map_err(|e| unreachable(e.to_string()))?;
-            let address = addresses.next().ok_or_else(|| unreachable("the name has no address".into()))?;
+            let unreachable =
+                |reason: String| Error::Unreachable { address: format!("{name}:{port}"), reason };
+            let address = match (name.as_str(), *port).to_socket_addrs() {
+                Ok(found) => {
+                    let spans_nodes = env.world_size > env.local_world_size;
+                    let own = || if spans_nodes { address_to_others() } else { None };
+                    seen_by_others(name, found, own)
+                }
+                // A cluster's own names may be known to nobody else.
+                Err(error) => slurm::node_address(name)
+                    .ok_or(error)
+                    .and_then(|known| (known.as_str(), *port).to_socket_addrs())
+                    .map_err(|error| unreachable(error.to_string()))?
+                    .next(),
+            };
+            let address = address.ok_or_else(|| unreachable("the name has no address".into()))?;
             if env.rank.0 == 0 {
                 let hosted = Coordinator::serve(address, &pass, env.generation, env.world_size, |_, _| {});
                 host = Some(hosted.map_err(|e| {
@@ -63,7 +71,7 @@ pub fn rendezvous(
         // An agent starts its workers once it listens itself.
         Error::Unreachable { address, reason } if env.coordinator.is_none() => {
             let waited = begun.elapsed().as_secs();
-            let hint = "rank 0 listens at MASTER_ADDR:MASTER_PORT: is it started, and are these the same for all ranks?";
+            let hint = "rank 0 listens at MASTER_ADDR:MASTER_PORT: is it started, and are these the same for all ranks? Where MASTER_ADDR is a name, its own machine may know it as 127.0.1.1 (/etc/hosts): then give the address that others reach it at";
             Error::Unreachable { address, reason: format!("{reason}, after {waited} s\nhint: {hint}") }
         }
         other => other,
@@ -71,4 +79,51 @@ pub fn rendezvous(
     let address = endpoint(link.local_address()?.ip())?;
     let (rank, roster) = link.join(address, deadline)?;
     Ok(Meeting { rank, roster, secret: pass.secret().clone(), link, host })
+}
+
+/// The first of a name's addresses that is good for other machines, which this one's own name often isn't here: Debian's `/etc/hosts`
+/// has it as 127.0.1.1. Then `own` is asked for the address that this machine has for others, which all of its ranks find alike.
+fn seen_by_others(
+    name: &str,
+    found: impl Iterator<Item = SocketAddr>,
+    own: impl FnOnce() -> Option<IpAddr>,
+) -> Option<SocketAddr> {
+    let found: Vec<SocketAddr> = found.collect();
+    let first = *found.first()?;
+    let is_meant = name == "localhost" || name.parse::<IpAddr>().is_ok();
+    if is_meant || !first.ip().is_loopback() {
+        return Some(first);
+    }
+    let other = found.into_iter().find(|address| !address.ip().is_loopback());
+    Some(other.or_else(|| own().map(|ip| SocketAddr::new(ip, first.port()))).unwrap_or(first))
+}
+
+/// The address that this machine sends from to others; none where it is connected to nobody. Nothing is sent to find out.
+fn address_to_others() -> Option<IpAddr> {
+    // Of a network that is for examples in texts.
+    const ANYBODY: &str = "192.0.2.1:9";
+    let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
+    socket.connect(ANYBODY).ok()?;
+    Some(socket.local_addr().ok()?.ip()).filter(|ip| !ip.is_loopback() && !ip.is_unspecified())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_is_only_good_here_gets_the_address_that_others_see() {
+        let check = |name: &str, found: &[&str], own: Option<&str>, want: Option<&str>| {
+            let found = found.iter().map(|ip| SocketAddr::new(ip.parse().unwrap(), 29500));
+            let got = seen_by_others(name, found, || own.map(|ip| ip.parse().unwrap()));
+            assert_eq!(got.map(|got| got.to_string()).as_deref(), want, "{name}");
+        };
+        check("n1", &["10.0.0.7"], None, Some("10.0.0.7:29500"));
+        check("n1", &["127.0.1.1"], Some("10.0.0.7"), Some("10.0.0.7:29500"));
+        check("n1", &["127.0.1.1", "10.0.0.8"], Some("10.0.0.7"), Some("10.0.0.8:29500"));
+        check("n1", &["127.0.1.1"], None, Some("127.0.1.1:29500"));
+        check("localhost", &["127.0.0.1"], Some("10.0.0.7"), Some("127.0.0.1:29500"));
+        check("127.0.0.1", &["127.0.0.1"], Some("10.0.0.7"), Some("127.0.0.1:29500"));
+        check("n1", &[], Some("10.0.0.7"), None);
+    }
 }

@@ -44,7 +44,8 @@ pub enum Transform {
     CentreCrop([usize; 2]),
     /// Brings the image to this size, whatever its shape was.
     Resize([usize; 2]),
-    /// Brings the shorter side to this length and keeps the shape.
+    /// Brings the shorter side to this length and keeps the shape, unless that came to more than 16 million pixels: of an image that is
+    /// hundreds of times as long as it is wide the longer side is cut short then.
     ResizeShorter(usize),
     /// Cuts a random piece out, of a random share of the image's area and a random shape, and brings it to a size.
     RandomResizedCrop {
@@ -164,9 +165,13 @@ impl Pipeline {
     }
 }
 
+/// No image gets more pixels where its shorter side is brought to a length: one pixel by thousands would take gigabytes.
+const MOST_PIXELS: usize = 1 << 24;
+
 /// The size of an image whose shorter side becomes `side`; the longer one is truncated, as torchvision does.
 fn shorter([height, width]: [usize; 2], side: usize) -> [usize; 2] {
-    let longer = |long: usize, short: usize| (side * long / short).max(1);
+    let most = (MOST_PIXELS / side.max(1)).max(side);
+    let longer = |long: usize, short: usize| (side.saturating_mul(long) / short).clamp(1, most);
     if height <= width { [side, longer(width, height)] } else { [longer(height, width), side] }
 }
 
@@ -374,4 +379,22 @@ fn piece(
         (height, width)
     };
     ((height - h) / 2, (width - w) / 2, h, w)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longer_side_follows_the_shorter_one_until_it_takes_too_much() {
+        for (size, side, want) in [
+            ([500, 375], 256, [341, 256]),
+            ([375, 500], 256, [256, 341]),
+            ([7, 7], 1, [1, 1]),
+            ([1, 1 << 14], 256, [256, MOST_PIXELS / 256]),
+            ([1 << 14, 1], 1 << 13, [1 << 13, 1 << 13]),
+        ] {
+            assert_eq!(shorter(size, side), want, "{size:?}");
+        }
+    }
 }

@@ -33,10 +33,18 @@ fn end_time_by(
     }
     let told = match seconds("SLURM_JOB_END_TIME")? {
         Some(told) => time(told),
-        None => get("SLURM_JOB_ID").and_then(|job| ask(&job)).and_then(|left| now.checked_add(left)),
+        None => job(&get).and_then(|job| ask(&job)).and_then(|left| now.checked_add(left)),
     };
     // What runs after the end of a job has its variables from a shell that has outlived it.
     Ok(told.filter(|end| *end > now))
+}
+
+/// What Slurm knows this job by. One task of an array has the array's number as its own, under which all are told.
+fn job(get: &impl Fn(&str) -> Option<String>) -> Option<String> {
+    match (get("SLURM_ARRAY_JOB_ID"), get("SLURM_ARRAY_TASK_ID")) {
+        (Some(array), Some(task)) => Some(format!("{array}_{task}")),
+        _ => get("SLURM_JOB_ID"),
+    }
 }
 
 #[cfg(test)]
@@ -52,16 +60,22 @@ mod tests {
             let end = end_time_by(get, time(1000), |_| left.map(Duration::from_secs)).unwrap();
             assert_eq!(end, want.map(time), "{variables:?}");
         };
-        let (own, end, job) = ("PHALANX_END_TIME", "SLURM_JOB_END_TIME", "SLURM_JOB_ID");
+        let (own, end, job_id) = ("PHALANX_END_TIME", "SLURM_JOB_END_TIME", "SLURM_JOB_ID");
         check(&[], Some(60), None);
-        check(&[(own, "1500"), (end, "1200"), (job, "7")], Some(60), Some(1500));
+        check(&[(own, "1500"), (end, "1200"), (job_id, "7")], Some(60), Some(1500));
         // One that is past is a run's whose time is up, and not an old shell's.
         check(&[(own, "900")], None, Some(900));
+        let told = |variables: &[(&str, &str)]| {
+            job(&|name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string()))
+        };
+        assert_eq!(told(&[(job_id, "7")]).as_deref(), Some("7"));
+        let array = [(job_id, "7"), ("SLURM_ARRAY_JOB_ID", "7"), ("SLURM_ARRAY_TASK_ID", "15")];
+        assert_eq!(told(&array).as_deref(), Some("7_15"));
         check(&[(own, "0"), (end, "1200")], None, None);
-        check(&[(end, "1200"), (job, "7")], Some(60), Some(1200));
-        check(&[(end, "900"), (job, "7")], Some(60), None);
-        check(&[(job, "7")], Some(60), Some(1060));
-        check(&[(job, "7")], None, None);
+        check(&[(end, "1200"), (job_id, "7")], Some(60), Some(1200));
+        check(&[(end, "900"), (job_id, "7")], Some(60), None);
+        check(&[(job_id, "7")], Some(60), Some(1060));
+        check(&[(job_id, "7")], None, None);
         let wrong = |name: &str| (name == own).then(|| "soon".to_owned());
         let error = end_time(wrong, false).unwrap_err().to_string();
         assert!(error.contains("PHALANX_END_TIME is \"soon\": must be seconds since 1970"), "{error}");

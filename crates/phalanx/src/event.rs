@@ -180,6 +180,10 @@ pub trait Observer {
     /// Something happened.
     fn event(&mut self, event: &Event);
 
+    /// Called on every rank before it trains, with what [`Event::Start`] tells: for one that becomes the first later, and shows a run whose
+    /// beginning it wasn't told.
+    fn about(&mut self, _start: &Event) {}
+
     /// How many steps lie between two [`Event::Step`]s that this one wants.
     fn every(&self) -> u64 {
         1

@@ -117,7 +117,13 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "NAME,...", default_value = "SIGTERM,SIGINT,SIGHUP,SIGQUIT")]
     pub(crate) signals_to_handle: String,
     /// Seconds from SIGTERM to SIGKILL.
-    #[arg(long, default_value_t = 30.0, value_name = "SECONDS")]
+    #[arg(
+        long,
+        default_value_t = 30.0,
+        value_name = "SECONDS",
+        env = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
+        hide_env = true
+    )]
     pub(crate) shutdown_timeout: f64,
     #[command(flatten)]
     pub(crate) idle: Idle,

@@ -13,7 +13,7 @@ pub(crate) mod there;
 mod words;
 
 use super::flags::RunArgs;
-use super::nodes::{endpoint, nodes};
+use super::nodes::{endpoint, nodes, unchecked};
 use super::{fresh_run_id, program, tls_is_asked_for};
 use crate::args::WrongUsage;
 use crate::say::say;
@@ -77,10 +77,11 @@ pub(crate) fn run(args: &RunArgs, text: &str) -> Result<u8> {
     let patience = patience.filter(|limit| !limit.is_zero() && *limit <= MAX_GRACE).ok_or_else(|| {
         WrongUsage(format!("--hosts-patience {}: must be above 0 and up to a day", typed.hosts_patience))
     })?;
+    let in_spite = unchecked(args)?;
     let job = Job::new(args)?;
     let (sender, heard) = sync_channel(QUEUE);
     take_signals(sender.clone())?;
-    let mut site = Site::open(&job, hosts, patience, &sender, heard)?;
+    let mut site = Site::open(&job, args, hosts, patience, &sender, heard)?;
     let looked = match site.look(&job)? {
         Found::Hosts(looked) => looked,
         Found::Signal(signal) => return Ok(128 + signal as u8),
@@ -94,7 +95,7 @@ pub(crate) fn run(args: &RunArgs, text: &str) -> Result<u8> {
     };
     let said = compare(&looked, &wanted);
     said.told.iter().for_each(say);
-    if !said.refused.is_empty() && !args.unchecked {
+    if !said.refused.is_empty() && !in_spite {
         said.refused.iter().for_each(|line| say(format_args!("error: {line}")));
         bail!("nothing was started: --unchecked starts in spite of this");
     }
@@ -102,6 +103,11 @@ pub(crate) fn run(args: &RunArgs, text: &str) -> Result<u8> {
     site.start(&job, args, &looked, least)?;
     let grace = Duration::try_from_secs_f64(args.shutdown_timeout).unwrap_or(MAX_GRACE).min(MAX_GRACE);
     Ok(site.follow(Course::new(looked.len(), least, grace)))
+}
+
+/// Whether workers' lines have their host before them: unless somebody has said otherwise.
+fn has_prefix(args: &RunArgs) -> bool {
+    !args.no_prefix && args.log_line_prefix_template.is_none()
 }
 
 /// The least hosts that the run goes on with.
@@ -259,6 +265,7 @@ enum Found {
 impl Site {
     fn open(
         job: &Job,
+        args: &RunArgs,
         hosts: Vec<Host>,
         patience: Duration,
         sender: &SyncSender<Heard>,
@@ -268,7 +275,7 @@ impl Site {
         for (number, host) in hosts.iter().enumerate() {
             let name = host.to_string();
             let which = (number, host.destination.as_str(), name.as_str());
-            sessions.push(Session::start(&job.ssh, which, &job.binary, true, sender)?);
+            sessions.push(Session::start(&job.ssh, which, &job.binary, has_prefix(args), sender)?);
         }
         Ok(Site { hosts, sessions, heard, patience, binary: job.binary.clone() })
     }
@@ -408,7 +415,8 @@ impl Site {
             args.tls = args.tls || tls_is_asked_for()?;
             args.program = job.program.clone();
             args.python = job.python.clone();
-            if !args.no_prefix && args.log_line_prefix_template.is_none() {
+            args.unchecked = unchecked(&args)?;
+            if has_prefix(&args) {
                 args.log_line_prefix_template = Some(session::template(&host.to_string()));
             }
             args.hang_timeout = args.hang_timeout.or_else(|| std::env::var(names::HANG_TIMEOUT).ok());

@@ -166,9 +166,25 @@ fn conf(text: &str) -> Result<Vec<(&str, &str)>, WrongUsage> {
     let pairs = parts.map(|part| {
         let (key, value) = part.split_once('=').ok_or_else(wrong)?;
         let pair = Some((key.trim(), value.trim()));
+        if let Some(meant) = misspelt(key.trim()) {
+            return Err(WrongUsage(format!(
+                "--rdzv-conf {part}: there is no {key}\nhint: did you mean {meant}?"
+            )));
+        }
         pair.filter(|(key, value)| !key.is_empty() && !value.is_empty()).ok_or_else(wrong)
     });
     pairs.collect()
+}
+
+/// What is heeded of `--rdzv-conf`. Torchrun's backends have others, and so may a backend that only it knows.
+const HEEDED: [&str; 3] = ["join_timeout", "last_call_timeout", "rank"];
+/// Torchrun's own that are like these, and mean nothing here.
+const IDLE: [&str; 3] = ["timeout", "read_timeout", "close_timeout"];
+
+/// The one that is heeded of which a key is but a letter or two away.
+fn misspelt(key: &str) -> Option<&'static str> {
+    let known = HEEDED.iter().chain(&IDLE).any(|name| *name == key);
+    HEEDED.into_iter().find(|name| !known && strsim::levenshtein(name, key) <= 2)
 }
 
 #[cfg(test)]
@@ -220,6 +236,9 @@ mod tests {
         check("timeout=900", Some(&[("timeout", "900")]));
         check("join_timeout = 60, is_host=1,", Some(&[("join_timeout", "60"), ("is_host", "1")]));
         check("timeout", None);
+        check("join_timout=60", None);
+        check("last_call_timeouts=1", None);
+        check("read_timeout=60,ranking=1", Some(&[("read_timeout", "60"), ("ranking", "1")]));
         check("=3", None);
         check("timeout=", None);
     }

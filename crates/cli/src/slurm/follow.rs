@@ -3,6 +3,7 @@
 //! The controller is asked every two seconds, or five where it has to be asked for longer than a minute; the run itself is read from
 //! `events.jsonl` of its directory, where this machine sees that.
 
+use crate::args::WrongUsage;
 use crate::bar::TrainBar;
 use crate::say::{print, say};
 use anyhow::{Result, bail};
@@ -31,7 +32,8 @@ const PATIENCE: Duration = Duration::from_secs(600);
 /// Follows a job to its end; the exit code is the job's.
 pub(crate) fn job(number: &str, submission: Option<&Submission>, cancels: bool, as_json: bool) -> Result<u8> {
     if number.is_empty() || !number.bytes().all(|byte| byte.is_ascii_digit() || b"_".contains(&byte)) {
-        bail!("{number}: is no number of a job, as 7 or 7_3\nhint: squeue --me names yours");
+        let wrong = format!("{number}: is no number of a job, as 7 or 7_3\nhint: squeue --me names yours");
+        return Err(WrongUsage(wrong).into());
     }
     let interrupted = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(SIGINT, Arc::clone(&interrupted))?;
@@ -240,7 +242,7 @@ struct RunFile {
 
 impl RunFile {
     fn new(path: PathBuf) -> RunFile {
-        RunFile { path, read: 0, shown: TrainBar::new(None), rest: Vec::new() }
+        RunFile { path, read: 0, shown: TrainBar::new(None, None), rest: Vec::new() }
     }
 
     /// Shows what is new; a file that isn't there yet, or not here, tells nothing.

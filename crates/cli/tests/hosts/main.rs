@@ -124,6 +124,9 @@ fn ranks_of_several_hosts_are_one_run_and_nobody_sees_the_secret() {
     ] {
         assert!(printed.contains(line), "{line} isn't in {printed}");
     }
+    let mut plain = run(folder.path(), &sshd.ssh(), "127.0.0.1:1");
+    let plain = end(start(plain.args(["--no-prefix", "--", "echo", "{}"])));
+    assert_eq!(text(&plain.stdout), "{}\n", "as a program that reads it wants it");
     // What was looked at is told: a line each, and that they are one machine.
     assert!(said.contains("127.0.0.1: 2 workers, ") && said.contains("localhost: 1 worker, "), "{said}");
     assert!(said.contains("localhost is the same machine as 127.0.0.1"), "{said}");

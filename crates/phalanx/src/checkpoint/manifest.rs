@@ -67,6 +67,9 @@ pub struct RunFacts {
     pub shuffle: bool,
     /// How many samples the data set had.
     pub dataset: u64,
+    /// How many of them an epoch trains on; 0 where that wasn't told.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub samples_per_epoch: u64,
     /// Samples of a step, of all ranks and passes.
     pub global_batch: u64,
     /// How many ranks there were; another number is fine unless gradients are compressed.
@@ -213,6 +216,7 @@ mod tests {
                 seed: 3,
                 shuffle: true,
                 dataset: 640,
+                samples_per_epoch: 640,
                 global_batch: 64,
                 world_size: 2,
                 logical_shards: 4,

@@ -228,6 +228,13 @@ fn same_run(folder: &Path, then: &RunFacts, now: &RunFacts) -> Result<(), Checkp
             now.dataset,
             "go on with the data that it was trained on, or start anew from its weights with --init".into(),
         ),
+        // Earlier versions didn't tell.
+        (
+            "an epoch that trains on this many samples:",
+            then.samples_per_epoch,
+            if then.samples_per_epoch == 0 { 0 } else { now.samples_per_epoch },
+            "what train.drop_last leaves out goes by a batch of all workers: take it, --batch-size and train.accumulate as before".into(),
+        ),
         (
             "shuffle",
             u64::from(then.shuffle),

@@ -21,8 +21,15 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 
 const RULE: Sgd = Sgd { lr: 0.1, momentum: 0.9, dampening: 0.0, nesterov: false, weight_decay: 0.0 };
-const RUN: RunFacts =
-    RunFacts { seed: 1, shuffle: true, dataset: 1000, global_batch: 10, world_size: 1, logical_shards: 0 };
+const RUN: RunFacts = RunFacts {
+    seed: 1,
+    shuffle: true,
+    dataset: 1000,
+    samples_per_epoch: 1000,
+    global_batch: 10,
+    world_size: 1,
+    logical_shards: 0,
+};
 
 /// A model whose files have two chunks each.
 struct Run {
@@ -549,6 +556,12 @@ fn checkpoints_of_other_models_optimizers_and_runs_are_refused_and_say_why() {
         own,
         rule,
         &["logical shards: 0, and this run has 5", "hint: go on without --logical-shards"],
+    );
+    refused(
+        RunFacts { samples_per_epoch: 990, ..RUN },
+        own,
+        rule,
+        &["trains on this many samples: 1000, and this run has 990", "train.accumulate as before"],
     );
     let elsewhere = RunFacts { world_size: 5, ..RUN };
     let resumed = resumed(folder.path(), elsewhere, own, rule).unwrap();

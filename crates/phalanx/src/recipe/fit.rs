@@ -101,8 +101,8 @@ pub(super) fn classes(dataset: &str) -> Option<usize> {
     }
 }
 
-/// Refuses a head that isn't known or too small for the classes, random changes where there are none, and a border that
-/// nothing shows.
+/// Refuses a head that isn't known or too small for the classes, random changes where there are none, and what
+/// does nothing without another key, or beside one.
 fn check_counts(origin: &str, table: &Table) -> Result<(), RecipeError> {
     let value = |section: &str, leaf: &str| table.get(section).and_then(|section| section.get(leaf));
     let word = |section, leaf| value(section, leaf).and_then(toml::Value::as_str).unwrap_or_default();
@@ -124,6 +124,14 @@ fn check_counts(origin: &str, table: &Table) -> Result<(), RecipeError> {
     let augment = value("data", "augment").and_then(toml::Value::as_bool);
     if augment == Some(true) && !PICTURES.contains(&dataset) {
         return refuse("data.augment", "false".into(), "true".into());
+    }
+    if value("schedule", "warmup_from").is_some() && value("schedule", "warmup").is_none() {
+        return refuse("schedule.warmup", "given beside schedule.warmup_from".into(), "nothing".into());
+    }
+    if let Some(pixels) = value("data", "pixels").and_then(toml::Value::as_str)
+        && (value("data", "mean").is_some() || value("data", "std").is_some())
+    {
+        return refuse("data.pixels", "left out beside data.mean and data.std".into(), pixels.to_owned());
     }
     if value("data", "crop_border").is_some() && value("data", "crop_padding").is_none() {
         return refuse(

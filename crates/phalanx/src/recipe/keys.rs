@@ -340,7 +340,12 @@ pub const KEYS: &[Key] = &[
         &[],
         "steps from one checkpoint to the next; else it goes by time",
     ),
-    row("train.checkpoint_minutes", Positive, &[], "minutes from one checkpoint to the next"),
+    row(
+        "train.checkpoint_minutes",
+        Positive,
+        &[],
+        "minutes from one checkpoint to the next; the end of an epoch takes one after ten seconds already",
+    ),
     row(
         "train.checkpoint",
         OneOf(&["whole", "parts"]),

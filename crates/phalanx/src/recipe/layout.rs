@@ -318,8 +318,29 @@ impl Recipe {
             let expected = format!("left out under the strategy {strategy}");
             return refuse("parallel.logical_shards", expected, shards.to_string());
         }
+        let usual = ParallelRecipe::default();
+        let buckets = [
+            ("parallel.bucket_mb", self.parallel.bucket_mb, usual.bucket_mb),
+            ("parallel.first_bucket_mb", self.parallel.first_bucket_mb, usual.first_bucket_mb),
+        ];
+        let changed = buckets.into_iter().find(|(_, size, usual)| size != usual);
+        let without = match (strategy, logical_shards) {
+            ("fsdp", _) => Some("under the strategy fsdp"),
+            (_, Some(_)) => Some("beside parallel.logical_shards"),
+            _ => None,
+        };
+        if let (Some((key, size, _)), Some(without)) = (changed, without) {
+            return refuse(key, format!("left out {without}, which has no buckets"), size.to_string());
+        }
         if strategy == "fsdp" {
             needs_whole("under the strategy fsdp")?;
+            if self.parallel.find_unused {
+                return refuse(
+                    "parallel.find_unused",
+                    "false under the strategy fsdp, where it changes nothing".into(),
+                    "true".into(),
+                );
+            }
             if self.parallel.offload && self.parallel.zero.is_some_and(|stage| stage < 3) {
                 let expected = "false where fsdp doesn't share out parameters, or parallel.zero=3".to_owned();
                 return refuse("parallel.offload", expected, "true".into());

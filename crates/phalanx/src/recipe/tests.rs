@@ -60,6 +60,7 @@ fn every_key_can_be_set_where_it_has_a_meaning() {
             "parallel.sequence" => Some("parallel.tensor=2".to_owned()),
             "train.checkpoint" => Some("parallel.strategy=fsdp".to_owned()),
             "parallel.recompute_blocks" => Some("parallel.recompute=blocks".to_owned()),
+            "schedule.warmup_from" => Some("schedule.warmup=1".to_owned()),
             "data.crop_border" => Some("data.crop_padding=3".to_owned()),
             _ => None,
         });
@@ -128,6 +129,14 @@ fn words_become_parts() {
     {
         let word = format!("parallel.between_gpus={word}");
         assert_eq!(set("mnist", &[&word]).unwrap().trainer().unwrap().ddp.between_gpus, want);
+    }
+    for (idle, beside) in [
+        ("parallel.bucket_mb=3", "parallel.strategy=fsdp"),
+        ("parallel.first_bucket_mb=3", "parallel.logical_shards=4"),
+        ("parallel.find_unused=true", "parallel.strategy=fsdp"),
+    ] {
+        let refused = set("mnist", &[idle, beside]).unwrap_err();
+        assert!(refused.contains(idle.split('=').next().unwrap()), "{refused}");
     }
     for beside in ["parallel.compress=bf16", "parallel.logical_shards=4"] {
         let refused = set("mnist", &["parallel.between_gpus=nccl", beside]).unwrap_err();
@@ -339,6 +348,7 @@ fn wrong_settings_say_what_would_be_right() {
             "parallel.logical_shards=0",
             &["parallel.logical_shards must be a whole number from 1 to 65536, got: 0"],
         ),
+        ("schedule.warmup_from=0.1", &["schedule.warmup must be given beside schedule.warmup_from"]),
         ("train.ema=1", &["train.ema must be a number from 0 to below 1, got: 1"]),
         ("train.patience=0", &["train.patience must be a whole number of at least 1, got: 0"]),
         ("train.keep=0", &["train.keep must be a whole number of at least 1, got: 0"]),
@@ -370,6 +380,10 @@ fn images_that_cannot_be_made_are_refused_at_once() {
         (&["data.name=image-folder"], &["model.head must be the number of class folders", "got: nothing"]),
         (&["model.head=9"], &["model.head must be at least 10, the classes of cifar10, got: 9"]),
         (&["train.loss=nll"], &["needs train.loss = cross-entropy"]),
+        (
+            &["data.pixels=unit", "data.mean=[0.5, 0.5, 0.5]"],
+            &["data.pixels must be left out beside data.mean and data.std, got: unit"],
+        ),
         (
             &["data.crop_border=reflect"],
             &["data.crop_padding must be a whole number beside data.crop_border, got: nothing"],

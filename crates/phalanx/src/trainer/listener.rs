@@ -17,6 +17,10 @@ impl Observer for Listener<'_> {
         self.observer.event(event);
     }
 
+    fn about(&mut self, start: &Event) {
+        self.observer.about(start);
+    }
+
     fn every(&self) -> u64 {
         self.observer.every()
     }

@@ -215,6 +215,7 @@ impl<'a> Run<'a> {
             seed: self.trainer.seed,
             shuffle: self.trainer.shuffle,
             dataset: self.train.dataset().len() as u64,
+            samples_per_epoch: self.samples_per_epoch() as u64,
             global_batch: self.deal.step() as u64,
             // Those that share the batch.
             world_size: self.strategy.place().world_size as u64,

@@ -18,7 +18,7 @@ use crate::worker::Worker;
 use phalanx_comm::{Group, Rank};
 use phalanx_data::Target;
 use phalanx_job::Section;
-use phalanx_nn::{Average, Module, Parameters};
+use phalanx_nn::{Average, Module, Parameters, Plateaued};
 use phalanx_parallel::{Here, Strategy};
 use phalanx_tensor::{Arena, Guard};
 use std::f64::consts::LN_2;
@@ -407,6 +407,10 @@ impl<'a> Course<'a> {
         }
         // A mean that the checkpoint has, and this run doesn't follow, is none of its own.
         state.average = state.average.take().filter(|_| trainer.ema.is_some());
+        // Nor is what a plateau has made of the learning rate, where this run follows none.
+        if trainer.plateau.is_none() {
+            state.progress.plateau = Plateaued::default();
+        }
         state.optimizer.group(&trainer.groups, run.strategy.own_parameters(parameters))?;
         let here = if matches!(beginning, Beginning::Newest(_)) { Here::Portion } else { Here::All };
         run.strategy.begin(parameters, here)?;
@@ -417,6 +421,7 @@ impl<'a> Course<'a> {
         }
         self.standing = Standing::Holds { global_batch: run.deal.step() };
         run.clock.begin();
+        self.observer.about(&run.beginning());
         self.tell_beginning(run, state);
         Ok(())
     }

@@ -40,8 +40,10 @@ pub(super) struct Session {
 
 /// How what the host writes is shown.
 struct Shown {
-    /// What our lines begin with, and what workers' lines begin with; none where they are shown as they are.
-    prefix: Option<(String, String)>,
+    /// What our lines begin with.
+    own: String,
+    /// What workers' lines begin with; none where their standard output is shown as it is.
+    workers: Option<String>,
     /// Whether the agent was told to run: what is written before is kept.
     runs: AtomicBool,
     said: Mutex<VecDeque<String>>,
@@ -77,8 +79,8 @@ impl Session {
             process.stderr.take().context("no standard error")?,
         );
         let (orders, queue) = sync_channel::<Vec<u8>>(QUEUE);
-        let prefix = has_prefix.then(|| (format!("[{name}]: "), worker_prefix(name)));
-        let shown = Arc::new(Shown { prefix, runs: AtomicBool::new(false), said: Mutex::default() });
+        let (own, workers) = (format!("[{name}]: "), has_prefix.then(|| worker_prefix(name)));
+        let shown = Arc::new(Shown { own, workers, runs: AtomicBool::new(false), said: Mutex::default() });
         let named = |what: &str| std::thread::Builder::new().name(format!("phalanx-ssh-{what}"));
         // A session that has ended takes nothing more.
         named("in").spawn(move || {
@@ -93,7 +95,7 @@ impl Session {
                         let _ = heard.send(Heard::Answer(number, answer));
                     }
                 }
-                _ => told.show(line, &mut std::io::stdout()),
+                _ => told.show(line, told.workers.is_some(), &mut std::io::stdout()),
             });
             // What is said last is said there. A process that ssh leaves behind to keep the connection may hold it open.
             let _ = errors_over.recv_timeout(END);
@@ -101,7 +103,7 @@ impl Session {
         })?;
         let told = Arc::clone(&shown);
         named("err").spawn(move || {
-            lines(err, |line| told.show(line, &mut std::io::stderr()));
+            lines(err, |line| told.show(line, true, &mut std::io::stderr()));
             drop(no_more);
         })?;
         Ok(Session { process, orders, shown })
@@ -153,8 +155,8 @@ impl Shown {
         self.said.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Shows a line, or keeps it.
-    fn show(&self, line: &[u8], to: &mut dyn Write) {
+    /// Shows a line, with a prefix unless it has one, or keeps it.
+    fn show(&self, line: &[u8], has_prefix: bool, to: &mut dyn Write) {
         if !self.runs.load(Ordering::Acquire) {
             let mut said = self.said();
             said.push_back(String::from_utf8_lossy(line).trim_end().to_owned());
@@ -164,10 +166,9 @@ impl Shown {
             return;
         }
         let mut bytes = Vec::with_capacity(line.len() + 16);
-        if let Some((own, workers)) = &self.prefix
-            && !line.starts_with(workers.as_bytes())
-        {
-            bytes.extend_from_slice(own.as_bytes());
+        let is_workers = self.workers.as_ref().is_some_and(|prefix| line.starts_with(prefix.as_bytes()));
+        if has_prefix && !is_workers {
+            bytes.extend_from_slice(self.own.as_bytes());
         }
         bytes.extend_from_slice(line);
         // A console that is gone doesn't end the run.
@@ -257,15 +258,16 @@ mod tests {
     fn lines_of_workers_are_told_from_others() {
         assert_eq!(template("n$1"), "[n$$1 rank${rank}]: ");
         let shown = Shown {
-            prefix: Some(("[b]: ".into(), worker_prefix("b"))),
+            own: "[b]: ".into(),
+            workers: Some(worker_prefix("b")),
             runs: AtomicBool::new(false),
             said: Mutex::default(),
         };
         let mut out = Vec::new();
-        shown.show(b"early\n", &mut out);
+        shown.show(b"early\n", true, &mut out);
         shown.runs.store(true, Ordering::Release);
-        shown.show(b"[b rank3]: hello\n", &mut out);
-        shown.show(b"rank 3 failed\n", &mut out);
+        shown.show(b"[b rank3]: hello\n", true, &mut out);
+        shown.show(b"rank 3 failed\n", true, &mut out);
         assert_eq!(String::from_utf8(out).unwrap(), "[b rank3]: hello\n[b]: rank 3 failed\n");
         assert_eq!(shown.said().make_contiguous(), ["early"]);
     }

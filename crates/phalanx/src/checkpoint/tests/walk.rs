@@ -14,8 +14,15 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-const RUN: RunFacts =
-    RunFacts { seed: 1, shuffle: true, dataset: 1000, global_batch: 16, world_size: 1, logical_shards: 0 };
+const RUN: RunFacts = RunFacts {
+    seed: 1,
+    shuffle: true,
+    dataset: 1000,
+    samples_per_epoch: 1000,
+    global_batch: 16,
+    world_size: 1,
+    logical_shards: 0,
+};
 const STEP: u64 = 7;
 
 /// A model, the settings that make it small, and the shape of a sample.
