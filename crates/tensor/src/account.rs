@@ -93,6 +93,8 @@ pub(crate) struct Account {
     /// Of buffers in use.
     live: Bytes,
     most_live: AtomicUsize,
+    /// The most that it was before somebody asked for that.
+    most_before: AtomicUsize,
     /// The samples of the pass that is made, and the most bytes of buffers that were in use for it at a time.
     samples: AtomicUsize,
     most_of_pass: AtomicUsize,
@@ -137,7 +139,14 @@ impl Account {
 
     /// The most that it was since this was asked for last.
     pub(crate) fn take_most_live(&self) -> usize {
-        self.most_live.swap(self.live(), Ordering::Relaxed)
+        let most = self.most_live.swap(self.live(), Ordering::Relaxed);
+        self.most_before.fetch_max(most, Ordering::Relaxed);
+        most
+    }
+
+    /// The most that it ever was.
+    pub(crate) fn most_ever_live(&self) -> usize {
+        self.most_live.load(Ordering::Relaxed).max(self.most_before.load(Ordering::Relaxed))
     }
 
     /// A pass over so many samples begins; 0 where it isn't told.

@@ -82,6 +82,14 @@ const LARGE_POWER: usize = 20;
 /// Classes between a power of two and the next, above that.
 const LARGE_CLASSES: usize = 32;
 
+/// So many classes above its own a large buffer may come from on a CPU, up to a quarter more: passes over samples of many lengths would
+/// leave buffers of each length behind otherwise. A GPU's memory is dearer, and what it holds was measured without.
+const NEAR_CLASSES: usize = LARGE_CLASSES / 4;
+
+/// Before a CPU takes another large buffer from the system it gives back all that wait, if these come to so many times the most that
+/// was in use at a time.
+const MOST_WAITING: usize = 2;
+
 /// The class of a buffer of `bytes` bytes and the size of that class. Of small ones there are four classes a power of two, so at most a
 /// fifth of a buffer is slack; of those above a mebibyte 32, since it is of them that memory fills up.
 pub(crate) fn size_class(bytes: usize) -> (usize, usize) {
@@ -477,7 +485,20 @@ impl Device {
         let (class, capacity) = size_class(bytes);
         let found = match self.private(|private| private.take(class)) {
             Some(own) => own,
-            None => lock(&self.0.buffers).get_mut(class).and_then(Vec::pop),
+            None => {
+                let is_large = self.gpu().is_none() && class >= LARGE_POWER * LARGE_CLASSES;
+                let more = if is_large { NEAR_CLASSES } else { 0 };
+                let mut classes = lock(&self.0.buffers);
+                let found =
+                    (class..=class + more).find_map(|class| classes.get_mut(class).and_then(Vec::pop));
+                if found.is_none() && is_large {
+                    let waiting: usize = classes.iter().flatten().map(|buffer| buffer.capacity()).sum();
+                    if waiting > MOST_WAITING * self.0.account.most_ever_live() {
+                        classes.clear();
+                    }
+                }
+                found
+            }
         };
         found.ok_or(capacity)
     }

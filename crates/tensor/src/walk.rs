@@ -558,26 +558,27 @@ impl Ahead<'_> {
         let (op, mut inputs, mut saved, (lent, made), (grad, more, rounded), device) = {
             let mut body = node.body();
             let (grad, more, rounded) = (body.grad.take(), body.more.take(), body.rounded.take());
-            match std::mem::take(&mut body.kind) {
-                Kind::Leaf(slot) => {
-                    let finished = match (&slot, grad) {
-                        (_, None) => None,
-                        // It becomes the caller's, who may write to it.
-                        (None, Some(grad)) => Some(grad.into_own()),
-                        (Some(slot), Some(grad)) => Some(slot.settle_with(&grad)),
-                    };
-                    body.kind = Kind::Leaf(slot);
-                    drop(body);
-                    let is_whole = self.put_off.as_ref().is_none_or(|put_off| !put_off.lacks(&node));
-                    if let Some(grad) = finished.filter(|_| is_whole) {
-                        let leaf = LeafId(node);
-                        if self.sink.looks(&leaf) {
-                            self.late.make();
-                        }
-                        self.sink.finished(leaf, grad);
+            if let Kind::Leaf(slot) = &body.kind {
+                // It stays one, also where its slot can't be written to just now.
+                let finished = match (slot, grad) {
+                    (_, None) => None,
+                    // It becomes the caller's, who may write to it.
+                    (None, Some(grad)) => Some(grad.into_own()),
+                    (Some(slot), Some(grad)) => Some(slot.settle_with(&grad)),
+                };
+                drop(body);
+                let is_whole = self.put_off.as_ref().is_none_or(|put_off| !put_off.lacks(&node));
+                if let Some(grad) = finished.filter(|_| is_whole) {
+                    let leaf = LeafId(node);
+                    if self.sink.looks(&leaf) {
+                        self.late.make();
                     }
-                    return;
+                    self.sink.finished(leaf, grad);
                 }
+                return;
+            }
+            match std::mem::take(&mut body.kind) {
+                Kind::Leaf(_) => unreachable!("leaves were dealt with above"),
                 Kind::Spent => unreachable!("the walk has found this node fresh, and works on it once"),
                 Kind::Op(op) => {
                     let device = body.device.clone().expect("a recorded node has a device");

@@ -2,7 +2,7 @@
 
 use phalanx_tensor::{
     ChannelStats, DType, Device, GradSink, Gradients, Keep, LeafId, Philox, PoolOptions, Shape, Tensor, Then,
-    backward,
+    autocast, backward,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -213,4 +213,100 @@ fn a_repeated_view_is_no_target() {
     let source = Tensor::from_slice(target.device(), &[1.0f32, 2.0, 3.0], [3]);
     let message = panic_of(|| target.copy_from(&source));
     assert!(message.contains("copy_from: elements of the target of shape [3] are repeated"), "{message}");
+}
+
+#[test]
+fn a_product_of_one_or_the_same_row_for_all_terms_is_one_like_others() {
+    let device = Device::cpu(2);
+    let at = |tensor: &Tensor, row: usize| tensor.narrow(0, row, 1).to_vec::<f32>();
+    // A dense layer of one input, and its gradients.
+    let x = Tensor::full(&device, [50_000, 1], 2.0, DType::F32).requires_grad();
+    let w = Tensor::full(&device, [64, 1], 0.5, DType::F32).requires_grad();
+    let y = x.linear(&w, None);
+    assert_eq!(at(&y, 49_999), [1.0; 64]);
+    let grads = y.sum_all().backward();
+    assert_eq!(grads.get(&w).unwrap().to_vec::<f32>(), [100_000.0; 64]);
+    assert_eq!(at(grads.get(&x).unwrap(), 7), [32.0]);
+    // One output.
+    let x = Tensor::full(&device, [8192, 512], 0.5, DType::F32).requires_grad();
+    let w = Tensor::full(&device, [512, 1], 2.0, DType::F32).requires_grad();
+    let grads = x.matmul(&w).sum_all().backward();
+    assert_eq!(at(grads.get(&x).unwrap(), 8191), [2.0; 512]);
+    // Each by each.
+    let v = Tensor::full(&device, [2048, 1], 3.0, DType::F32);
+    assert_eq!(at(&v.matmul(&v.t()), 2047), [9.0; 2048]);
+    // A gradient that is the same in all rows.
+    let x = Tensor::full(&device, [64, 256], 0.5, DType::F32);
+    let w = Tensor::full(&device, [256, 256], 1.0, DType::F32).requires_grad();
+    let grads = x.matmul(&w).sum(&[0], Keep::No).sum_all().backward();
+    assert_eq!(at(grads.get(&w).unwrap(), 255), [32.0; 256]);
+}
+
+#[test]
+fn the_logarithm_of_a_softmax_holds_beside_large_logits() {
+    let x = t(&[1e8, 1e8], &[1, 2]).requires_grad();
+    let half = -2.0f32.ln();
+    assert_eq!(x.log_softmax(1).to_vec::<f32>(), [half; 2]);
+    let labels = Tensor::from_slice(x.device(), &[1i64], [1]);
+    let loss = x.cross_entropy(&labels, 0.0);
+    assert_eq!(loss.item() as f32, -half);
+    assert_eq!(loss.backward().get(&x).unwrap().to_vec::<f32>(), [0.5, -0.5]);
+}
+
+#[test]
+fn a_batch_norm_reads_views_by_their_channels() {
+    let device = Device::cpu(1);
+    let uniform = |shape: &[usize]| {
+        Tensor::uniform(&device, Shape::new(shape), 0.0, 1.0, DType::F32, Philox::new(3, 0))
+    };
+    // (C, N, 1, 1) and (H, W, C, N), as views of (N, C, H, W).
+    for x in [uniform(&[3, 5, 1, 1]).transpose(0, 1), uniform(&[4, 2, 3, 5]).permute(&[3, 2, 0, 1])] {
+        let norm = |x: &Tensor| x.batch_norm(None, None, 1e-5, Then::Nothing, None, None).out.to_vec::<f32>();
+        assert_eq!(norm(&x), norm(&x.contiguous()), "{}", x.shape());
+    }
+}
+
+#[test]
+fn means_over_windows_are_made_in_the_type_of_their_images() {
+    let x = t(&[1.0; 13 * 13], &[1, 1, 13, 13]);
+    let means = autocast(DType::BF16, || x.adaptive_avg_pool2d([6, 6]));
+    assert_eq!(means.dtype(), DType::F32);
+    assert!(
+        means.to_vec::<f32>().iter().all(|mean| (mean - 1.0).abs() < 1e-6),
+        "{:?}",
+        means.to_vec::<f32>()
+    );
+}
+
+#[test]
+fn a_sum_of_columns_has_the_same_bits_on_any_number_of_threads() {
+    let sums = |threads: usize| {
+        let device = Device::cpu(threads);
+        let y = Tensor::uniform(&device, [65, 600], 0.0, 1.0, DType::F32, Philox::new(5, 0));
+        y.t().sum(&[0], Keep::No).to_vec::<f32>()
+    };
+    for threads in [2, 3, 5] {
+        assert_eq!(sums(threads), sums(1), "{threads} threads");
+    }
+}
+
+#[test]
+fn buffers_of_one_length_serve_nearly_as_long_tensors() {
+    let device = Device::cpu(1);
+    // Upwards none of those before is long enough.
+    for rows in (512..1024).chain((512..1024).rev()).map(|rows| rows * 4) {
+        drop(zeros(&device, [rows, 1024]));
+    }
+    let (held, longest) = (device.held_bytes(), 4 * 1024 * 1024 * 4);
+    assert!(held <= 4 * longest, "{held} bytes are held for one tensor at a time");
+    // What is used again and again is kept, whatever lies between.
+    let both = || {
+        for rows in [2048, 4096] {
+            drop(zeros(&device, [rows, 1024]));
+        }
+    };
+    (0..3).for_each(|_| both());
+    let kept = device.held_bytes();
+    (0..10).for_each(|_| both());
+    assert_eq!(device.held_bytes(), kept);
 }

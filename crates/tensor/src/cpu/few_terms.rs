@@ -8,7 +8,7 @@
 use crate::cpu::copy::transpose;
 use crate::cpu::gemm::{Into, Mat, parts};
 use crate::cpu::lanes::Lanes;
-use crate::cpu::tile::{ByPanels, Columns, add_rows, add_to, by_panels, side_by_side, starts, store, zeros};
+use crate::cpu::tile::{ByPanels, Columns, add_rows, add_to, by_panels, starts, store, zeros};
 use crate::device::Device;
 use crate::storage::Storage;
 use pulp::{Simd, WithSimd};
@@ -48,7 +48,10 @@ pub(crate) fn few_terms<T: Lanes>(
         device.arch().dispatch(|| {
             for (i, to) in panels[..n * k].chunks_mut(panel * k).enumerate() {
                 let columns = to.len() / k;
-                side_by_side(b.data, [b.row, i * panel], to, columns);
+                // Rows may overlap, or be one: a single row has any stride, and a broadcast one none.
+                for (term, to) in to.chunks_exact_mut(columns).enumerate() {
+                    to.copy_from_slice(&b.data[term * b.row + i * panel..][..columns]);
+                }
             }
         });
     }
@@ -145,6 +148,23 @@ mod tests {
                     assert!(product(threads) == alone, "({m}, {k}) x ({k}, {n}) on {threads} threads");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_factor_lies_as_a_view_may_have_it() {
+        let device = Device::cpu(2);
+        let x: Vec<f32> = (0..500).map(|i| (i % 7) as f32).collect();
+        let y: Vec<f32> = (0..600).map(|i| (i % 5) as f32).collect();
+        // One row, whose stride is that of its column or none; the same row for all terms; rows that overlap.
+        for (k, b_row, a_col) in [(1, 1, 1), (1, 0, 0), (7, 0, 64), (3, 5, 0), (3, 5, 64)] {
+            let (m, n) = (64, 48);
+            let (a, b) = (Mat { data: &x, row: 1, col: a_col }, Mat { data: &y, row: b_row, col: 1 });
+            assert!(takes(&device, [m, n, k], &a, &b));
+            let (mut dst, mut expected) = (vec![0.0; m * n], vec![0.0; m * n]);
+            few_terms(&device, &mut dst, [m, n, k], a, b, Into::Replace);
+            gemm(&mut expected, [m, n, k], a, b, Into::Replace);
+            assert_eq!(dst, expected, "{k} terms, rows {b_row} apart");
         }
     }
 

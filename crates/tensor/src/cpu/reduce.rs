@@ -59,7 +59,12 @@ fn sum_elements<T: Float>(x: &Tensor, out: &Tensor) {
     match columns_of(x, out) {
         // Threads share out the columns: each is summed as by one of them.
         Some(columns) => {
-            let columns = columns.div_ceil(out.device().threads()).next_multiple_of(LANES);
+            let all = columns;
+            let mut columns = all.div_ceil(out.device().threads()).next_multiple_of(LANES);
+            // One column by itself may lie as a row does, which is summed in another way.
+            while all % columns == 1 {
+                columns += LANES;
+            }
             let vx = &*vx;
             out.device().for_chunks(sums, columns, |i, sums| {
                 let last = x.shape().n_dims() - 1;

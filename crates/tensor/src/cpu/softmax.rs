@@ -42,8 +42,9 @@ pub(crate) fn softmax(form: Form, x: &Tensor, width: usize, out: &Tensor) {
                     o.iter_mut().zip(x).for_each(|(o, &x)| *o = (x - largest).exp() * scale);
                 }
                 Form::LogSoftmax => {
-                    let shift = largest + sum.ln();
-                    o.iter_mut().zip(x).for_each(|(o, &x)| *o = x - shift);
+                    // One after the other: beside a large number the second would be lost.
+                    let log = sum.ln();
+                    o.iter_mut().zip(x).for_each(|(o, &x)| *o = (x - largest) - log);
                 }
             }
         });

@@ -100,14 +100,11 @@ impl Tensor {
         if size == [1, 1] {
             return self.mean(&[2, 3], Keep::Yes);
         }
-        if self.dtype.is_half() {
-            // Two products, and one rounding.
-            let means = autocast(DType::F32, || self.widened().adaptive_avg_pool2d(size));
-            return means.cast(self.dtype);
-        }
-        let rows = means(self.device(), h, size[0], self.dtype);
-        let columns = means(self.device(), w, size[1], self.dtype).t();
-        rows.matmul(&self.matmul(&columns))
+        // Two products, and one rounding, whatever type products are made in.
+        let wide = self.widened();
+        let rows = means(self.device(), h, size[0], wide.dtype);
+        let columns = means(self.device(), w, size[1], wide.dtype).t();
+        autocast(DType::F32, || rows.matmul(&wide.matmul(&columns))).cast(self.dtype)
     }
 }
 

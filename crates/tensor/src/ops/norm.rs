@@ -8,7 +8,7 @@ use crate::graph;
 use crate::kernel;
 use crate::op::Op;
 use crate::ops::{keep, recorded, recorded_where};
-use crate::shape::Shape;
+use crate::shape::{Order, Shape};
 use crate::tensor::Tensor;
 use std::sync::Arc;
 
@@ -139,7 +139,11 @@ impl Tensor {
     /// As batch norms of the device want it to lie.
     fn by_channels(&self) -> Tensor {
         match self.device().backend() {
-            Backend::Cpu => self.dense(),
+            // A view may be dense in the order of kernels, which is none of images.
+            Backend::Cpu => match self.geometry.order_among(&[Order::RowMajor, Order::Pixels]) {
+                Some(_) => self.clone(),
+                None => self.contiguous(),
+            },
             Backend::Gpu(_) if self.dims().len() == 4 => self.arranged(self.device().image_order()),
             Backend::Gpu(_) => self.contiguous(),
         }
