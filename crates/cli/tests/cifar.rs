@@ -151,8 +151,8 @@ fn bad_images_end_a_run_or_are_counted() {
     let mut bytes = fs::read(&file).unwrap();
     bytes[3 * 3073] = 10;
     fs::write(&file, &bytes).unwrap();
-    let args =
-        ["cifar10-resnet18", "--data", ".", "--epochs", "1", "--batch-size", "25", "--set", "data.mixup=0.2"];
+    let args = "cifar10-resnet18 --data . --epochs 1 --batch-size 25 --set data.mixup=0.2 --set train.watch=accuracy";
+    let args: Vec<&str> = args.split_whitespace().collect();
     let out = train(folder.path(), &args);
     let message = text(&out.stderr);
     assert_eq!(out.status.code(), Some(1), "{message}");

@@ -54,9 +54,10 @@ impl Default for Plateaued {
 }
 
 impl Plateau {
-    /// What is remembered after an evaluation with this loss.
+    /// What is remembered after an evaluation with this loss. One that is no number is no better than any, and never the best.
     pub fn judge(&self, mut state: Plateaued, loss: f64) -> Plateaued {
-        if state.best.is_none_or(|best| loss < best * (1.0 - self.threshold)) {
+        let best = state.best.filter(|best| !best.is_nan());
+        if !loss.is_nan() && best.is_none_or(|best| loss < best * (1.0 - self.threshold)) {
             state = Plateaued { best: Some(loss), waited: 0, ..state };
         } else {
             state.waited += 1;
@@ -69,5 +70,27 @@ impl Plateau {
             state = Plateaued { factor, waited: 0, cooling: self.cooldown, ..state };
         }
         state
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loss_that_is_no_number_is_not_the_best() {
+        let plateau = Plateau { patience: 1, gamma: 0.5, ..Plateau::default() };
+        let losses = [f64::NAN, 3.0, f64::NAN, 2.0, f64::NAN, f64::NAN];
+        let mut state = Plateaued::default();
+        let seen = losses.map(|loss| {
+            state = plateau.judge(state, loss);
+            (state.best, state.factor)
+        });
+        let best = [None, Some(3.0), Some(3.0), Some(2.0), Some(2.0), Some(2.0)];
+        assert_eq!(seen.map(|(best, _)| best), best);
+        assert_eq!(seen.map(|(_, factor)| factor), [1.0, 1.0, 1.0, 1.0, 1.0, 0.5]);
+        // What an earlier version took for the best.
+        let spoilt = Plateaued { best: Some(f64::NAN), ..Plateaued::default() };
+        assert_eq!(plateau.judge(spoilt, 4.0).best, Some(4.0));
     }
 }

@@ -163,16 +163,23 @@ impl Schedule {
             return Anneal::Linear.between(self.warmup.from, 1.0, now as f64 / warmup as f64);
         }
         let left = units(at.epochs as f64).saturating_sub(warmup);
-        self.curve.factor(now - warmup, left, units)
+        self.curve.factor(now - warmup, left, units_per_epoch, units)
     }
 }
 
+/// What a quotient may lack of the whole number that it is.
+const ROUNDING: f64 = 1e-9;
+
 impl Curve {
     /// The factor after `now` of the `left` units of time that are left after the warm-up.
-    fn factor(&self, now: u64, left: u64, units: impl Fn(f64) -> u64) -> f64 {
+    fn factor(&self, now: u64, left: u64, units_per_epoch: f64, units: impl Fn(f64) -> u64) -> f64 {
         match self {
             Curve::Constant => 1.0,
-            Curve::Step { size, gamma } => gamma.powf((now / units(*size).max(1)) as f64),
+            // Part of a unit isn't rounded away: it comes up with every change.
+            Curve::Step { size, gamma } => {
+                let unit = Some(size * units_per_epoch).filter(|unit| *unit > 0.0).unwrap_or(1.0);
+                gamma.powf((now as f64 / unit + ROUNDING).floor())
+            }
             Curve::MultiStep { milestones, gamma } => {
                 gamma.powf(milestones.iter().filter(|&&epochs| units(epochs) <= now).count() as f64)
             }

@@ -68,21 +68,15 @@ impl GradSink for Own {
 }
 
 impl Copy {
-    /// Takes the values and buffers of the pass.
-    fn follow(&self, parameters: &Parameters) {
-        let arenas = [
-            (parameters.values(), self.parameters.values()),
-            (parameters.buffers(), self.parameters.buffers()),
-        ];
-        for (from, to) in arenas {
-            from.with_flat(|values: &[f32]| to.write_flat(values));
-        }
+    /// Takes the buffers of the pass, which the first device's part of it writes to: before that begins.
+    fn take_buffers(&self, parameters: &Parameters) {
+        parameters.buffers().with_flat(|values: &[f32]| self.parameters.buffers().write_flat(values));
     }
 
     /// Its part of a pass: the mean loss over so many of the pass's samples.
     fn pass(&self, pass: &Pass<'_>, part: Part, products: DType) -> f64 {
         self.parameters.grads().zero();
-        self.follow(pass.parameters);
+        pass.parameters.values().with_flat(|values: &[f32]| self.parameters.values().write_flat(values));
         let Part { input, target, mut ctx, weight } = part;
         let loss = autocast(products, || {
             let output = self.model.forward(&input.to(&self.device), &mut ctx);
@@ -122,6 +116,7 @@ impl Local for DataParallel {
         // A device without samples has no gradients.
         let parts: Vec<(Part, &Copy)> = parts.zip(&self.copies).collect();
         let used: Vec<&Copy> = parts.iter().map(|(_, copy)| *copy).collect();
+        used.iter().for_each(|copy| copy.take_buffers(pass.parameters));
         let (loss, losses) = self.threads.run(
             parts,
             |(part, copy)| copy.pass(pass, part, products),

@@ -3,7 +3,8 @@
 use phalanx_comm::Group;
 use phalanx_nn::optim::{Optimizer, Sgd};
 use phalanx_nn::{
-    BatchNorm2d, Conv2d, Ctx, Dropout, Flatten, Linear, Loss, MaxPool2d, Module, Parameters, Relu, Sequential,
+    BatchNorm2d, Conv2d, Ctx, Dropout, Flatten, Init, Linear, Loss, MaxPool2d, Module, Param, Parameters,
+    Relu, Sequential,
 };
 use phalanx_parallel::pipeline::{
     PipelineConfig, Pipelined, RankPipeline, Schedule, ScheduleKind, Shape, micro_batches,
@@ -228,11 +229,46 @@ fn blocks_that_are_not_all_placed_in_order_are_refused() {
 }
 
 fn copies(n: usize) -> DataParallel {
-    DataParallel::new(&DataParallelConfig {
-        others: (1..n).map(|_| Device::cpu(1)).collect(),
-        model: Arc::new(|| Box::new(net(false))),
-    })
-    .unwrap()
+    copies_of(n, || Box::new(net(false)))
+}
+
+fn copies_of(n: usize, model: fn() -> Box<dyn Module>) -> DataParallel {
+    let others = (1..n).map(|_| Device::cpu(1)).collect();
+    DataParallel::new(&DataParallelConfig { others, model: Arc::new(model) }).unwrap()
+}
+
+/// Batch norms, beside so much that is kept with their statistics that to copy it takes longer than the first device's part.
+struct Kept {
+    net: Sequential,
+    large: Param,
+}
+
+impl Module for Kept {
+    fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+        self.net.forward(x, ctx)
+    }
+
+    fn visit(&mut self, v: &mut phalanx_nn::Visitor<'_>) {
+        v.child("net", &mut self.net);
+        v.buffer("large", &mut self.large);
+    }
+}
+
+fn kept() -> Box<dyn Module> {
+    let large = Param::new([8 << 20], Init::Constant(0.0));
+    Box::new(Kept { net: net(true), large })
+}
+
+/// Each device's batch norms go by its own part, and the first one's are what is kept, so there is nothing to hold it against.
+#[test]
+fn copies_take_what_is_kept_before_the_first_device_changes_it() {
+    let (device, mut model) = (Device::cpu(1), kept());
+    let parameters = Parameters::build(&mut model, &device, 4);
+    let mut strategy = SingleDevice::with_local(copies_of(3, kept));
+    for _ in 0..3 {
+        let (losses, values) = train(&mut strategy, &model, &parameters, 12, 1);
+        assert!(losses.iter().all(|loss| loss.is_finite()) && values.iter().all(|value| value.is_finite()));
+    }
 }
 
 #[test]

@@ -97,11 +97,8 @@ impl Factors {
     pub(super) const NONE: Factors = Factors { lr: 1.0, weight_decay: 1.0 };
 }
 
-/// The arena in order, cut where the factors change, without what is frozen: as few ranges as can be, since each is a pass of its own.
-pub(super) fn ranges(
-    groups: &[Group],
-    parameters: &Parameters,
-) -> Result<Vec<(Range<usize>, Factors)>, BadGroup> {
+/// Whether a model of these parameters has what the groups are of, and their factors are some.
+pub(super) fn check(groups: &[Group], parameters: &Parameters) -> Result<(), BadGroup> {
     for group in groups {
         for (of, value) in [("lr", group.lr), ("weight_decay", group.weight_decay)] {
             if !(value >= 0.0 && value.is_finite()) {
@@ -115,6 +112,11 @@ pub(super) fn ranges(
             return Err(BadGroup::Empty { pattern: pattern.clone(), names: names.join(", ") });
         }
     }
+    Ok(())
+}
+
+/// The arena in order, cut where the factors change, without what is frozen: as few ranges as can be, since each is a pass of its own.
+pub(super) fn ranges(groups: &[Group], parameters: &Parameters) -> Vec<(Range<usize>, Factors)> {
     let mut ranges: Vec<(Range<usize>, Factors)> = Vec::new();
     for (i, name) in parameters.names().iter().enumerate().filter(|(i, _)| !parameters.is_frozen(*i)) {
         let group = groups.iter().find(|group| group.of.have(name, parameters.layout().shape(i)));
@@ -125,7 +127,7 @@ pub(super) fn ranges(
             _ => ranges.push((span, factors)),
         }
     }
-    Ok(ranges)
+    ranges
 }
 
 #[cfg(test)]
@@ -166,7 +168,7 @@ mod tests {
                 Group { of, lr: *lr, weight_decay: 1.0 }
             };
             let groups: Vec<Group> = groups.iter().map(group).collect();
-            let got = ranges(&groups, &parameters).unwrap();
+            let got = ranges(&groups, &parameters);
             // Each parameter takes a cache line of 16 or a multiple.
             let line = parameters.layout().span(0..1).len();
             let got: Vec<_> =
@@ -184,7 +186,7 @@ mod tests {
         let parameters = Parameters::build(&mut Linear::new(2, 2), &Device::cpu(1), 0);
         let error = |pattern: &str, lr| {
             let group = Group { of: Members::Named(pattern.into()), lr, weight_decay: 1.0 };
-            ranges(&[group], &parameters).unwrap_err().to_string()
+            check(&[group], &parameters).unwrap_err().to_string()
         };
         assert_eq!(
             error("fc.*", 1.0),

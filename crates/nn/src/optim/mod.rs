@@ -101,10 +101,27 @@ impl Optimizer {
 
     /// Treats some of `parameters`, over all of whose values every step then goes, in their own way. Without groups all are
     /// treated alike, in one pass. Those that are frozen ([`crate::freeze`]) stay as they are from now on.
+    ///
+    /// # Errors
+    /// A group has no member, or a factor that is none.
     pub fn group(&mut self, groups: &[Group], parameters: &Parameters) -> Result<(), BadGroup> {
+        self.group_part(groups, parameters, parameters)
+    }
+
+    /// The same of a part of a model, in which a group may have no member that has one in the whole.
+    ///
+    /// # Errors
+    /// As [`Optimizer::group`], by the whole model.
+    pub fn group_part(
+        &mut self,
+        groups: &[Group],
+        whole: &Parameters,
+        parameters: &Parameters,
+    ) -> Result<(), BadGroup> {
+        groups::check(groups, whole)?;
         let is_frozen = (0..parameters.layout().count()).any(|i| parameters.is_frozen(i));
         let differ = is_frozen || !groups.is_empty();
-        self.groups = differ.then(|| groups::ranges(groups, parameters)).transpose()?;
+        self.groups = differ.then(|| groups::ranges(groups, parameters));
         Ok(())
     }
 

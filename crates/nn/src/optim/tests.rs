@@ -276,3 +276,18 @@ fn room_made_before_changes_nothing_and_is_used_where_it_fits() {
     let taken: Vec<Vec<f32>> = (0..3).map(|_| optimizer.take_room(3000)).collect();
     assert!(taken.iter().all(|array| *array == vec![0.0; 3000]), "two were made, and another one is new");
 }
+
+#[test]
+fn a_group_without_a_member_in_a_part_is_one_of_the_whole() {
+    let whole = Parameters::build(
+        &mut crate::Sequential::new().then(Linear::new(2, 2)).then(Linear::new(2, 1)),
+        &Device::cpu(1),
+        0,
+    );
+    let part = Parameters::build(&mut crate::Sequential::new().then(Linear::new(2, 2)), &Device::cpu(1), 0);
+    let mut optimizer = Optimizer::new(Sgd::new(0.1)).unwrap();
+    let groups = [Group { of: Members::Named("1.*".into()), lr: 0.1, weight_decay: 1.0 }];
+    optimizer.group_part(&groups, &whole, &part).unwrap();
+    let nobody = optimizer.group(&groups, &part).unwrap_err().to_string();
+    assert!(nobody.contains("1.*"), "{nobody}");
+}

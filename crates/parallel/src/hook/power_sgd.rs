@@ -146,7 +146,7 @@ impl Hook for PowerSgd {
                 let (q, after) = rest.split_at(part.columns * rank);
                 rest = after;
                 if config.warm_start {
-                    kept.q.copy_from_slice(q);
+                    guess_next(&mut kept.q, q, p, *rank);
                 }
                 let m = &mut bucket[part.range.clone()];
                 put_product(m, p, q, *rank, group.world_size(), &mut kept.error);
@@ -250,6 +250,22 @@ fn transposed_times(m: &[f32], p: &[f32], columns: usize, rank: usize) -> Vec<f3
     q
 }
 
+/// The next step begins with what came of this one. A column of P that vanished, as where a gradient is zero or has less to it, says nothing
+/// of the next gradient: there the guess stays, or the column would be zero for good. The others are brought near to 1 by powers of two,
+/// which round nothing, as each step multiplies them with the gradient once more.
+fn guess_next(guess: &mut [f32], q: &[f32], p: &[f32], rank: usize) {
+    for column in 0..rank {
+        let of = |rows: &[f32]| rows.chunks_exact(rank).fold(0.0f32, |most, row| most.max(row[column].abs()));
+        let largest = of(q);
+        if of(p) == 0.0 || !(largest > 0.0 && largest.is_finite()) {
+            continue;
+        }
+        let scale = 2.0f32.powi(-(largest.log2().floor() as i32).clamp(-126, 126));
+        let rows = guess.chunks_exact_mut(rank).zip(q.chunks_exact(rank));
+        rows.for_each(|(guess, q)| guess[column] = q[column] * scale);
+    }
+}
+
 /// P with columns that are orthogonal and of length 1 (Gram and Schmidt); a column that is nothing but rounding becomes zero.
 fn orthonormal(mut p: Vec<f32>, rank: usize) -> Vec<f32> {
     let dot = |p: &[f32], a: usize, b: usize| -> f64 {
@@ -292,5 +308,18 @@ mod tests {
         let dot = |a: usize, b: usize| -> f32 { p.chunks_exact(3).map(|row| row[a] * row[b]).sum() };
         assert!((dot(0, 0) - 1.0).abs() < 1e-6 && (dot(1, 1) - 1.0).abs() < 1e-6 && dot(0, 1).abs() < 1e-6);
         assert!(p.chunks_exact(3).all(|row| row[2] == 0.0), "{p:?}");
+    }
+
+    #[test]
+    fn a_column_that_vanished_is_guessed_again() {
+        // Of two columns the second of P is nothing.
+        let (mut guess, p) = (vec![0.5, 0.25, 0.5, -0.25], [1.0, 0.0, 0.0, 0.0]);
+        guess_next(&mut guess, &[3e-30, 0.0, -1e-30, 0.0], &p, 2);
+        assert_eq!([guess[1], guess[3]], [0.25, -0.25]);
+        assert!((1.0..2.0).contains(&guess[0]) && (guess[0] / guess[2] + 3.0).abs() < 1e-6, "{guess:?}");
+        // A step without any gradient changes nothing.
+        let before = guess.clone();
+        guess_next(&mut guess, &[0.0; 4], &[0.0; 4], 2);
+        assert_eq!(guess, before);
     }
 }

@@ -123,7 +123,9 @@ impl<'a> Run<'a> {
         if let (None, Some((what, _))) = (test, going_by_tests.iter().find(|(_, asked)| *asked)) {
             return Err(Error::NothingToJudge { what });
         }
-        let has_classes = matches!(train.dataset().target(), Target::Classes(_));
+        // What is watched is told by the test samples: training ones may be mixed.
+        let watched = test.as_ref().unwrap_or(train);
+        let has_classes = matches!(watched.dataset().target(), Target::Classes(_));
         if *watch == Watch::Accuracy && !(has_classes && trainer.loss.has_labels()) {
             return Err(Error::NoAccuracy);
         }

@@ -411,7 +411,8 @@ impl<'a> Course<'a> {
         if trainer.plateau.is_none() {
             state.progress.plateau = Plateaued::default();
         }
-        state.optimizer.group(&trainer.groups, run.strategy.own_parameters(parameters))?;
+        let own = run.strategy.own_parameters(parameters);
+        state.optimizer.group_part(&trainer.groups, parameters, own)?;
         let here = if matches!(beginning, Beginning::Newest(_)) { Here::Portion } else { Here::All };
         run.strategy.begin(parameters, here)?;
         let buffers = run.strategy.own_parameters(parameters).buffers();
