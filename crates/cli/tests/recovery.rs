@@ -274,6 +274,28 @@ fn a_worker_that_is_stopped_is_found_out_and_replaced() {
     is_whole(&told, 16);
 }
 
+/// In groups of some ranks, as of those that hold one replica together, it has another number.
+#[test]
+fn a_worker_of_a_mesh_that_is_stopped_is_told_by_its_number_in_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("text"), "who is meant is told by name. ".repeat(400)).unwrap();
+    // Most of a step is sums of parts.
+    let model = "--set model.layers=6 --set model.width=16 --set model.context=8 --batch-size 4";
+    let recipe = format!("gpt --data text {model} --nproc-per-node 4 --set parallel.tensor=2");
+    let mut run = Run::of(&recipe, folder.path(), &["--epochs", "1000"]);
+    run.until_steps_of(4);
+    kill(run.worker(3), Signal::SIGSTOP).unwrap();
+    run.until(|event| event["event"] == "members");
+    run.until_steps_of(4);
+    let (status, said, _) = run.end(Some(Signal::SIGTERM));
+    assert_eq!(status.code(), Some(143), "{said}");
+    assert!(said.contains("rank 3 gives the others no sign of life: killing it"), "{said}");
+    assert!(
+        !["rank 0 gives", "rank 1 gives", "rank 2 gives"].iter().any(|other| said.contains(other)),
+        "{said}"
+    );
+}
+
 #[test]
 fn a_worker_that_is_stopped_and_the_last_one_that_is_left_is_found_out_and_replaced() {
     let folder = tempfile::tempdir().unwrap();

@@ -62,12 +62,14 @@ pub enum Error {
     },
     /// A rank is there, as far as is known, but gives no sign of life: it is stopped, or cut off. See
     /// [`crate::Group::with_silence`].
-    #[error("{operation}: rank {peer} is silent: {reason}")]
+    #[error("{operation}: rank {member} is silent: {reason}")]
     Silent {
         /// Operation, sequence number, element type and count.
         operation: String,
-        /// Who is silent.
+        /// Who is silent, by its rank in the group.
         peer: Rank,
+        /// The same one by its rank in the run ([`crate::Group::members`]), as whoever started it knows it.
+        member: Rank,
         /// What is known of it, and for how long it has been so.
         reason: String,
     },

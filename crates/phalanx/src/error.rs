@@ -279,10 +279,10 @@ impl Error {
         }
     }
 
-    /// The rank that gave no sign of life, if that is what happened.
+    /// The rank of the run that gave no sign of life, if that is what happened. In a group of some ranks it has another.
     pub(crate) fn silent(&self) -> Option<Rank> {
         match self.comm() {
-            Some(phalanx_comm::Error::Silent { peer, .. }) => Some(*peer),
+            Some(phalanx_comm::Error::Silent { member, .. }) => Some(*member),
             _ => None,
         }
     }

@@ -244,7 +244,7 @@ impl Group {
         // Rank 0 knows who is missing, so the others let it speak first.
         let patience =
             if self.rank.index() == 0 { Duration::ZERO } else { (timeout / 4).min(LONGEST_PATIENCE) };
-        let group = self.clone().with_timeout(timeout + patience);
+        let group = self.clone().with_timeout(timeout.saturating_add(patience));
         group.move_by::<u8>(signature::<u8>(Kind::MonitoredBarrier, None, 0, 0), schedule, &mut [])
     }
 

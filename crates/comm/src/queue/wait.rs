@@ -267,7 +267,10 @@ impl Engine {
             let error = match wait.watch.see(peer.index(), signs, now) {
                 None => continue,
                 Some(Verdict::Lost(reason)) => Error::PeerLost { operation, peer, said_by: None, reason },
-                Some(Verdict::Silent(reason)) => Error::Silent { operation, peer, reason },
+                Some(Verdict::Silent(reason)) => {
+                    let member = self.aside.members[peer.index()];
+                    Error::Silent { operation, peer, member, reason }
+                }
             };
             self.fail(error.clone());
             return Err(error);

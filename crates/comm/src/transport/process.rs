@@ -1,7 +1,7 @@
 //! Whether a process of this host runs, is stopped, or has ended: what `/proc` says of it.
 
 use super::signs::State;
-use std::fs::read_to_string;
+use std::io::{Error, ErrorKind, Result};
 
 /// A process, told from later ones of the same number by when it began.
 #[derive(Clone, Copy, Debug)]
@@ -13,19 +13,36 @@ pub(crate) struct Process {
 impl Process {
     /// None if it can't be seen: it has ended, or it counts its processes otherwise.
     pub(crate) fn of(pid: i32) -> Option<Process> {
-        let (_, begun) = parse(&read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
+        let (_, begun) = parse(&stat(pid).ok()?)?;
         Some(Process { pid, begun })
     }
 
     pub(crate) fn state(&self) -> State {
-        let text = read_to_string(format!("/proc/{}/stat", self.pid));
-        match text.ok().as_deref().and_then(parse) {
+        let text = match stat(self.pid) {
+            Ok(text) => text,
+            Err(error) if is_gone(&error) => return State::Ended,
+            // As where this process may open no more files: that says nothing of the other one.
+            Err(_) => return State::Runs,
+        };
+        match parse(&text) {
             Some((_, begun)) if begun != self.begun => State::Ended,
             Some(('T' | 't', _)) => State::Stopped,
             Some(('Z' | 'X', _)) | None => State::Ended,
             Some(_) => State::Runs,
         }
     }
+}
+
+/// Whether a process can't be looked at since there is none.
+fn is_gone(error: &Error) -> bool {
+    const ESRCH: i32 = 3;
+    error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(ESRCH)
+}
+
+/// The line of `/proc`, in which a name may be cut within a character.
+fn stat(pid: i32) -> Result<String> {
+    let bytes = std::fs::read(format!("/proc/{pid}/stat"))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// The state and the start of `pid (name) state ...`, where a name may be anything.
@@ -43,6 +60,14 @@ mod tests {
     use nix::sys::wait::{WaitPidFlag, waitpid};
     use nix::unistd::Pid;
     use std::process::Command;
+
+    #[test]
+    fn that_nothing_can_be_seen_is_no_end() {
+        let raw = Error::from_raw_os_error;
+        // ENOENT and ESRCH; EACCES, ENFILE and EMFILE.
+        assert!([2, 3].into_iter().all(|code| is_gone(&raw(code))));
+        assert!(![13, 23, 24].into_iter().any(|code| is_gone(&raw(code))));
+    }
 
     #[test]
     fn a_line_of_proc_is_read_whatever_the_name() {
