@@ -7,7 +7,7 @@ use phalanx::nn::models::MnistNet;
 use phalanx::nn::optim::{Adam, Clip, Rule, Sgd};
 use phalanx::nn::{
     BatchNorm2d, Conv2d, Flatten, Linear, LogSoftmax, Loss, Module, Parameters, Plateau, Relu, Sequential,
-    Weights,
+    Weights, freeze,
 };
 use phalanx::parallel::{Compress, DdpConfig, FsdpConfig, Sharded};
 use phalanx::tensor::Device;
@@ -110,6 +110,44 @@ fn a_resumed_run_takes_the_steps_of_the_whole_run_bit_for_bit() {
     for (ranks, trainer, rule) in [(1, &plain, sgd.into()), (1, &rich, adam.into()), (2, &rich, sgd.into())] {
         // Within an epoch, on its border, and in the last one.
         check_that_it_goes_on(ranks, mnist_net, trainer, rule, &[7, 10, 26]);
+    }
+}
+
+/// Its first layer stays as it is.
+fn headed_net() -> Box<dyn Module> {
+    let mut net = MnistNet::new(0.0);
+    freeze(&mut net, &["conv1.*"]).unwrap();
+    Box::new(net)
+}
+
+/// A first step of Adam moves nothing by more than its learning rate, however long the others have been at it.
+#[test]
+fn what_was_frozen_begins_young_whoever_holds_it() {
+    let rule: Rule = Adam { lr: 0.002, ..Adam::default() }.into();
+    let fsdp = Trainer { sharded: Some(FsdpConfig::default()), ..Trainer::default() };
+    for (ranks, trainer) in [(1, Trainer::default()), (2, Trainer::default()), (2, fsdp)] {
+        let folder = tempfile::tempdir().unwrap();
+        let until = |steps: u64, net, resume| {
+            let checkpoint = every(1, folder.path(), resume);
+            let trainer = Trainer { steps: Some(steps), epochs: 3, checkpoint, ..trainer.clone() };
+            train_net(ranks, net, &trainer, rule).unwrap().weights
+        };
+        let first_layer = |weights: &[Option<Weights>]| {
+            weights[0].as_ref().unwrap().get("conv1.weight").unwrap().1.to_vec()
+        };
+        let age = |weights: &[Option<Weights>]| {
+            weights[1].as_ref().unwrap().get("conv1.weight.step").map(|(_, steps)| steps[0])
+        };
+        let frozen = until(12, headed_net, false);
+        assert_eq!(age(&frozen), Some(0.0));
+        let freed = until(13, || Box::new(MnistNet::new(0.0)), true);
+        assert_eq!(age(&freed), Some(1.0));
+        let (before, after) = (first_layer(&frozen), first_layer(&freed));
+        let most = before.iter().zip(&after).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!((0.0019..0.00201).contains(&most), "{ranks} ranks: {most}");
+        // And off again.
+        let again = until(15, headed_net, true);
+        assert_eq!((first_layer(&again), age(&again)), (after, Some(1.0)));
     }
 }
 

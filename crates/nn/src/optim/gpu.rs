@@ -1,6 +1,6 @@
 //! Steps over arenas, wherever these lie. On a GPU a rule's state lies there too, in arenas of the values' layout.
 
-use super::groups::Factors;
+use super::groups::{Alike, Factors};
 use super::{Adam, AdamW, Optimizer, Rule};
 use crate::parameters::Parameters;
 use crate::shadow::Shadow;
@@ -73,15 +73,14 @@ impl Optimizer {
         self.steps += 1;
         let state: Vec<&Arena> =
             self.state.iter_mut().map(|shadow| shadow.gpu_mut_of(device, of_state)).collect();
-        let all = [(0..usize::MAX, Factors::NONE)];
-        let groups = self.groups.as_deref().unwrap_or(&all);
+        let groups = self.groups.as_deref().unwrap_or(&Alike::ALL);
         // The groups differ in numbers alone, so one launch does for all of them.
         let mut steps: Vec<(Range<usize>, UpdateStep)> = Vec::new();
         let mut runs: Vec<UpdateRun> = Vec::new();
         // Elements held before a part, whose states lie so, and those of them that move, by which steps are counted.
         let (mut before, mut moved) = (0, 0);
         for HeldPart { of_model: range, value, grad } in held {
-            for (group, factors) in groups {
+            for Alike { range: group, factors, rested } in groups {
                 let (start, end) = (range.start.max(group.start), range.end.min(group.end));
                 if start >= end {
                     continue;
@@ -92,7 +91,8 @@ impl Optimizer {
                     Some(last) => last.len += len,
                     None => runs.push(run),
                 }
-                let (within, step) = (moved..moved + len, self.rule.step(self.steps, factor, *factors));
+                let step = self.rule.step(self.steps - rested, factor, *factors);
+                let within = moved..moved + len;
                 match steps.last_mut().filter(|(_, last)| *last == step) {
                     Some((last, _)) => last.end = within.end,
                     None => steps.push((within, step)),

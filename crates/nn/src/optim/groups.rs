@@ -1,5 +1,6 @@
 //! Parameters that an optimizer treats in their own way: PyTorch's parameter groups, as ranges of the arena.
 
+use super::rested::Rested;
 use crate::parameters::Parameters;
 use phalanx_tensor::Shape;
 use std::ops::Range;
@@ -115,16 +116,46 @@ pub(super) fn check(groups: &[Group], parameters: &Parameters) -> Result<(), Bad
     Ok(())
 }
 
-/// The arena in order, cut where the factors change, without what is frozen: as few ranges as can be, since each is a pass of its own.
-pub(super) fn ranges(groups: &[Group], parameters: &Parameters) -> Vec<(Range<usize>, Factors)> {
-    let mut ranges: Vec<(Range<usize>, Factors)> = Vec::new();
-    for (i, name) in parameters.names().iter().enumerate().filter(|(i, _)| !parameters.is_frozen(*i)) {
+/// Some of the values that move, one behind the other, and how they do.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Alike {
+    pub(super) range: Range<usize>,
+    pub(super) factors: Factors,
+    /// Steps of the optimizer that they were left out of.
+    pub(super) rested: u64,
+}
+
+impl Alike {
+    /// All values, where nothing is special about any.
+    pub(super) const ALL: [Alike; 1] = [Alike { range: 0..usize::MAX, factors: Factors::NONE, rested: 0 }];
+}
+
+/// What the groups say of the parameters that move, with where they lie, in order.
+pub(super) fn moving<'a>(
+    groups: &'a [Group],
+    parameters: &'a Parameters,
+) -> impl Iterator<Item = (&'a str, Range<usize>, Factors)> {
+    let names = parameters.names().iter().enumerate().filter(|(i, _)| !parameters.is_frozen(*i));
+    names.map(move |(i, name)| {
         let group = groups.iter().find(|group| group.of.have(name, parameters.layout().shape(i)));
         let factors = group.map_or(Factors::NONE, |g| Factors { lr: g.lr, weight_decay: g.weight_decay });
-        let span = parameters.layout().span(i..i + 1);
+        (name.as_str(), parameters.layout().span(i..i + 1), factors)
+    })
+}
+
+/// The arena in order, cut where neighbours move in other ways: as few ranges as can be, since each is a pass of its own.
+pub(super) fn ranges<'a>(
+    moving: impl Iterator<Item = (&'a str, Range<usize>, Factors)>,
+    rested: &Rested,
+) -> Vec<Alike> {
+    let mut ranges: Vec<Alike> = Vec::new();
+    for (name, span, factors) in moving {
+        let rested = rested.get(name).copied().unwrap_or(0);
         match ranges.last_mut() {
-            Some((range, before)) if *before == factors && range.end == span.start => range.end = span.end,
-            _ => ranges.push((span, factors)),
+            Some(last) if (last.factors, last.rested, last.range.end) == (factors, rested, span.start) => {
+                last.range.end = span.end;
+            }
+            _ => ranges.push(Alike { range: span, factors, rested }),
         }
     }
     ranges
@@ -168,11 +199,11 @@ mod tests {
                 Group { of, lr: *lr, weight_decay: 1.0 }
             };
             let groups: Vec<Group> = groups.iter().map(group).collect();
-            let got = ranges(&groups, &parameters);
+            let got = ranges(moving(&groups, &parameters), &Rested::new());
             // Each parameter takes a cache line of 16 or a multiple.
             let line = parameters.layout().span(0..1).len();
-            let got: Vec<_> =
-                got.into_iter().map(|(range, f)| (range.start / line..range.end / line, f.lr)).collect();
+            let lines = |it: Alike| (it.range.start / line..it.range.end / line, it.factors.lr);
+            let got: Vec<_> = got.into_iter().map(lines).collect();
             assert_eq!(got, want);
         };
         check(&[], &[(0..6, 1.0)]);

@@ -16,6 +16,7 @@
 mod clip;
 mod gpu;
 mod groups;
+mod rested;
 mod rule;
 mod saved;
 
@@ -23,15 +24,16 @@ pub use clip::Clip;
 pub use gpu::HeldPart;
 pub(crate) use groups::matches;
 pub use groups::{BadGroup, Group, Members};
+pub use rested::Rested;
 pub use rule::{Adadelta, Adam, AdamW, BadValue, RmsProp, Rule, Sgd};
 pub use saved::{ResumeError, Resuming};
 
 use crate::parameters::Parameters;
 use crate::shadow::Shadow;
-use groups::Factors;
+use groups::Alike;
 use phalanx_tensor::{Device, Terms, bring_in};
+use rested::Rest;
 use rule::MAX_STATES;
-use std::ops::Range;
 
 /// A rule with its state.
 pub struct Optimizer {
@@ -42,7 +44,8 @@ pub struct Optimizer {
     room: Vec<Vec<f32>>,
     steps: u64,
     /// The values that move, in order, cut into groups; none where all move alike.
-    groups: Option<Vec<(Range<usize>, Factors)>>,
+    groups: Option<Vec<Alike>>,
+    rest: Rest,
     /// Of the next step on a GPU.
     terms: Terms,
 }
@@ -52,8 +55,8 @@ impl Optimizer {
     pub fn new(rule: impl Into<Rule>) -> Result<Optimizer, BadValue> {
         let rule = rule.into();
         rule.check()?;
-        let terms = Terms::default();
-        Ok(Optimizer { rule, state: Vec::new(), room: Vec::new(), steps: 0, groups: None, terms })
+        let (rest, terms) = (Rest::default(), Terms::default());
+        Ok(Optimizer { rule, state: Vec::new(), room: Vec::new(), steps: 0, groups: None, rest, terms })
     }
 
     /// The rule.
@@ -72,12 +75,20 @@ impl Optimizer {
         self.rule.state_names().iter().copied().zip(&self.state)
     }
 
-    /// Takes over the state of another optimizer of the same rule: its steps, and its arrays in their order.
+    /// Takes over the state of another optimizer of the same rule: its steps, who made fewer, and its arrays in their order. Which
+    /// parameters move, and how, is to be told anew ([`Optimizer::group`]).
     #[track_caller]
-    pub fn take_over(&mut self, steps: u64, state: Vec<Vec<f32>>) {
-        let want = if steps == 0 { 0 } else { self.rule.state_names().len() };
-        assert!(state.len() == want, "take_over: {} arrays after {steps} steps, {want} wanted", state.len());
-        self.steps = steps;
+    pub fn take_over(&mut self, steps: u64, rested: Rested, state: Vec<Vec<f32>>) {
+        (self.steps, self.groups) = (steps, None);
+        self.rest = Rest { then: rested, since: steps, frozen: Vec::new() };
+        self.hold(state);
+    }
+
+    /// Goes on with other arrays of its state, in their order: those of other parts of a model, after the same steps.
+    #[track_caller]
+    pub fn hold(&mut self, state: Vec<Vec<f32>>) {
+        let (steps, want) = (self.steps, if self.steps == 0 { 0 } else { self.rule.state_names().len() });
+        assert!(state.len() == want, "{} arrays of state after {steps} steps, {want} wanted", state.len());
         self.state = state.into_iter().map(Shadow::from).collect();
         self.room.clear();
     }
@@ -100,7 +111,8 @@ impl Optimizer {
     }
 
     /// Treats some of `parameters`, over all of whose values every step then goes, in their own way. Without groups all are
-    /// treated alike, in one pass. Those that are frozen ([`crate::freeze`]) stay as they are from now on.
+    /// treated alike, in one pass. Those that are frozen ([`crate::freeze`]) stay as they are from now on, and go on one day as if the
+    /// steps in between hadn't been.
     ///
     /// # Errors
     /// A group has no member, or a factor that is none.
@@ -119,9 +131,13 @@ impl Optimizer {
         parameters: &Parameters,
     ) -> Result<(), BadGroup> {
         groups::check(groups, whole)?;
-        let is_frozen = (0..parameters.layout().count()).any(|i| parameters.is_frozen(i));
-        let differ = is_frozen || !groups.is_empty();
-        self.groups = differ.then(|| groups::ranges(groups, parameters));
+        // Of the whole, so that whoever writes a checkpoint of it knows of all.
+        let frozen = whole.names().iter().enumerate().filter(|(i, _)| whole.is_frozen(*i));
+        let frozen: Vec<String> = frozen.map(|(_, name)| name.clone()).collect();
+        self.rest = Rest { then: self.rested(), since: self.steps, frozen };
+        let differ = !(groups.is_empty() && self.rest.frozen.is_empty() && self.rest.then.is_empty());
+        let ranges = || groups::ranges(groups::moving(groups, parameters), &self.rest.then);
+        self.groups = differ.then(ranges);
         Ok(())
     }
 
@@ -186,11 +202,10 @@ impl Optimizer {
         let fits = self.state.iter().all(|s| s.count() == len);
         assert!(fits, "step: {len} values, but the steps before had another number");
         self.steps += 1;
-        let all = [(0..usize::MAX, Factors::NONE)];
-        let ranges = self.groups.as_deref().unwrap_or(&all);
+        let ranges = self.groups.as_deref().unwrap_or(&Alike::ALL);
         let mut before = 0;
         for Part { at, values, grads } in parts {
-            for (range, factors) in ranges {
+            for Alike { range, factors, rested } in ranges {
                 let (start, end) = (range.start.max(*at), range.end.min(*at + values.len()));
                 if start >= end {
                     continue;
@@ -201,7 +216,7 @@ impl Optimizer {
                 for (part, array) in state.iter_mut().zip(&mut self.state) {
                     *part = &mut array.host_mut()[kept.clone()];
                 }
-                let (rule, steps) = (&self.rule, self.steps);
+                let (rule, steps) = (&self.rule, self.steps - rested);
                 match device {
                     Some(device) if device.threads() > 1 && values.len() > PIECE => {
                         let [a, b, c] = state;

@@ -1,10 +1,14 @@
-//! The state of an optimizer in a file: arrays `<parameter>.<state>`, as PyTorch names states, and the number of steps.
+//! The state of an optimizer in a file: arrays `<parameter>.<state>`, as PyTorch names states, and the number of steps; of
+//! a parameter that made fewer, which was frozen for a while, also `<parameter>.step`.
 
+use super::groups::{Factors, ranges};
+use super::rested::{Rest, Rested};
 use super::{BadValue, Optimizer, Rule};
 use crate::parameters::{Mismatch, Parameters};
 use crate::weights::Weights;
 use phalanx_tensor::{Layout, Shape};
 use std::borrow::Cow;
+use std::iter;
 use std::ops::Range;
 use thiserror::Error;
 
@@ -22,6 +26,16 @@ pub enum ResumeError {
         "the optimizer's state has no count of steps under the name step: it wasn't saved by Optimizer::to_weights"
     )]
     NoStep,
+    /// That of a parameter makes no sense.
+    #[error("{name} is {value} in the optimizer's state: must be a whole number from 0 to its step, {steps}")]
+    BadStep {
+        /// The array.
+        name: String,
+        /// What it holds.
+        value: f32,
+        /// The optimizer's steps.
+        steps: u64,
+    },
     /// The state belongs to another model or another rule.
     #[error("the optimizer's {state} doesn't fit: {mismatch}")]
     Mismatch {
@@ -33,15 +47,25 @@ pub enum ResumeError {
 }
 
 impl Optimizer {
-    /// The state for a file. The number of steps is a float32, as PyTorch's is: exact up to 2^24 steps, and no rule looks at
-    /// the last digits of more.
+    /// The state for a file.
     pub fn to_weights(&self, parameters: &Parameters) -> Weights {
         let mut weights = Weights::default();
-        weights.push(STEP.into(), Shape::new(&[]), &[self.steps as f32]);
+        for (name, steps) in self.counts() {
+            weights.push(name, Shape::new(&[]), &[steps]);
+        }
         for (state, flat) in self.state() {
             weights.append(flat.with(|flat| parameters.to_weights_from(flat, &format!(".{state}"))));
         }
         weights
+    }
+
+    /// The number of steps, and those of parameters that made fewer, as a file names them: float32, as PyTorch's are, exact up to
+    /// 2^24 steps, and no rule looks at the last digits of more.
+    pub fn counts(&self) -> Vec<(String, f32)> {
+        let of_rested =
+            self.rested().into_iter().map(|(name, rested)| (format!("{name}.{STEP}"), self.steps - rested));
+        let counts = iter::once((STEP.to_owned(), self.steps)).chain(of_rested);
+        counts.map(|(name, steps)| (name, steps as f32)).collect()
     }
 
     /// An optimizer that goes on from a state that was saved: its next step is the one that the saved one would have made.
@@ -73,6 +97,8 @@ pub struct Resuming<'a> {
     states: Vec<(Vec<f32>, Vec<bool>)>,
     misshaped: Vec<(usize, (String, Shape, Shape))>,
     steps: Option<f32>,
+    /// By the names of parameters.
+    steps_of: Vec<(String, f32)>,
 }
 
 impl<'a> Resuming<'a> {
@@ -96,7 +122,8 @@ impl<'a> Resuming<'a> {
         let states = optimizer.rule.state_names().iter().map(state).collect();
         let places = whole.names().iter().map(|name| own.index_of(name)).collect();
         let (own, misshaped) = (own.layout().clone(), Vec::new());
-        Ok(Resuming { optimizer, whole, own, places, held, states, misshaped, steps: None })
+        let (steps, steps_of) = (None, Vec::new());
+        Ok(Resuming { optimizer, whole, own, places, held, states, misshaped, steps, steps_of })
     }
 
     /// Takes an array of the file, its values in row-major order; one that this optimizer has no use for is passed over. `part` gives, of an
@@ -114,6 +141,10 @@ impl<'a> Resuming<'a> {
         }
         let names = self.optimizer.rule.state_names();
         let Some((parameter, state)) = name.rsplit_once('.') else { return };
+        if state == STEP && self.whole.index_of(parameter).is_some() {
+            self.steps_of.extend(values.first().map(|&steps| (parameter.to_owned(), steps)));
+            return;
+        }
         let Some(state) = names.iter().position(|name| *name == state) else { return };
         let Some(i) = self.whole.index_of(parameter) else { return };
         let whole = self.whole.layout().shape(i);
@@ -137,12 +168,30 @@ impl<'a> Resuming<'a> {
 
     /// The optimizer, once everything was given.
     pub fn finish(self) -> Result<Optimizer, ResumeError> {
-        let Resuming { mut optimizer, whole, states, misshaped, steps, .. } = self;
+        let Resuming { mut optimizer, whole, own, places, states, misshaped, steps, steps_of, .. } = self;
         let steps = steps.filter(|steps| (0.0..1e18).contains(steps) && steps.fract() == 0.0);
         optimizer.steps = steps.ok_or(ResumeError::NoStep)? as u64;
         if optimizer.steps == 0 {
             return Ok(optimizer);
         }
+        let mut rested = Rested::new();
+        for (parameter, value) in steps_of {
+            let steps = optimizer.steps;
+            // What a float32 can't tell apart is no fewer.
+            if !(0.0..=steps as f32).contains(&value) || value.fract() != 0.0 {
+                return Err(ResumeError::BadStep { name: format!("{parameter}.{STEP}"), value, steps });
+            }
+            rested.insert(parameter, steps.saturating_sub(value as u64));
+        }
+        if !rested.is_empty() {
+            let names = whole.names().iter().zip(&places);
+            let held =
+                names.filter_map(|(name, place)| Some((name.as_str(), own.span((*place)?..(*place)? + 1))));
+            let mut held: Vec<_> = held.map(|(name, span)| (name, span, Factors::NONE)).collect();
+            held.sort_by_key(|(_, span, _)| span.start);
+            optimizer.groups = Some(ranges(held.into_iter(), &rested));
+        }
+        optimizer.rest = Rest { then: rested, since: optimizer.steps, frozen: Vec::new() };
         for (number, (flat, given)) in states.into_iter().enumerate() {
             let state = optimizer.rule.state_names()[number];
             let misshaped = misshaped.iter().filter(|(of, _)| *of == number).map(|(_, found)| found.clone());

@@ -291,3 +291,74 @@ fn a_group_without_a_member_in_a_part_is_one_of_the_whole() {
     let nobody = optimizer.group(&groups, &part).unwrap_err().to_string();
     assert!(nobody.contains("1.*"), "{nobody}");
 }
+
+/// As long as a head is learned alone what lies before it grows no older, also in a file.
+#[test]
+fn what_was_frozen_goes_on_at_its_own_age() {
+    let build = |frozen: &[&str]| {
+        let mut net = crate::Sequential::new().then(Linear::new(3, 2)).then(Linear::new(2, 1));
+        crate::freeze(&mut net, frozen).unwrap();
+        Parameters::build(&mut net, &Device::cpu(1), 0)
+    };
+    let rules: [Rule; 3] = [
+        Adam { lr: 0.1, ..Adam::default() }.into(),
+        AdamW { lr: 0.1, ..AdamW::default() }.into(),
+        Sgd { momentum: 0.9, dampening: 0.5, ..Sgd::new(0.1) }.into(),
+    ];
+    for rule in rules {
+        let (whole, headless) = (build(&[]), build(&["0.*"]));
+        let grads: Vec<f32> = (0..whole.layout().len()).map(|i| (i % 7) as f32 - 3.0).collect();
+        let step = |optimizer: &mut Optimizer, parameters: &Parameters| {
+            optimizer.step(&mut parameters.values().flat_mut::<f32>(), &grads, 1.0);
+        };
+        let layer = |parameters: &Parameters, i: usize| parameters.value(i).to_vec::<f32>();
+        // Freed for two steps, frozen for 100, and free again.
+        let mut optimizer = Optimizer::new(rule).unwrap();
+        optimizer.group(&[], &whole).unwrap();
+        (0..2).for_each(|_| step(&mut optimizer, &whole));
+        headless.values().flat_mut::<f32>().copy_from_slice(&whole.values().flat::<f32>());
+        optimizer.group(&[], &headless).unwrap();
+        (0..100).for_each(|_| step(&mut optimizer, &headless));
+        assert_eq!(layer(&headless, 0), layer(&whole, 0), "{rule:?}");
+        let saved = optimizer.to_weights(&headless);
+        let count = |name: &str| saved.get(name).map(|(_, steps)| steps[0]);
+        assert_eq!(["step", "0.weight.step", "1.weight.step"].map(count), [Some(102.0), Some(2.0), None]);
+        // Beside one that was never frozen.
+        let other = build(&[]);
+        let mut always = Optimizer::new(rule).unwrap();
+        (0..2).for_each(|_| step(&mut always, &other));
+        for is_grouped in [false, true] {
+            let mut resumed = Optimizer::resume(rule, &whole, &saved).unwrap();
+            if is_grouped {
+                resumed.group(&[], &whole).unwrap();
+            }
+            let (free, want) = (build(&[]), build(&[]));
+            free.values().flat_mut::<f32>().copy_from_slice(&headless.values().flat::<f32>());
+            want.values().flat_mut::<f32>().copy_from_slice(&other.values().flat::<f32>());
+            let mut never_frozen = Optimizer::resume(rule, &want, &always.to_weights(&want)).unwrap();
+            for _ in 0..3 {
+                step(&mut resumed, &free);
+                step(&mut never_frozen, &want);
+            }
+            for i in 0..2 {
+                assert_eq!(layer(&free, i), layer(&want, i), "{rule:?}, parameter {i} of the first layer");
+            }
+            assert_ne!(layer(&free, 2), layer(&want, 2), "{rule:?}: the head is older");
+            assert_eq!(resumed.rested().get("0.bias"), Some(&100));
+        }
+    }
+}
+
+#[test]
+fn a_count_of_a_parameter_that_makes_no_sense_is_named() {
+    let parameters = Parameters::build(&mut Linear::new(2, 1), &Device::cpu(1), 0);
+    let mut optimizer = Optimizer::new(Adam::default()).unwrap();
+    let grads = vec![1.0; parameters.layout().len()];
+    optimizer.step(&mut parameters.values().flat_mut::<f32>(), &grads, 1.0);
+    for steps in [2.0, -1.0, 0.5, f32::NAN] {
+        let mut state = optimizer.to_weights(&parameters);
+        state.push("bias.step".into(), phalanx_tensor::Shape::new(&[]), &[steps]);
+        let error = Optimizer::resume(Adam::default(), &parameters, &state).err().unwrap().to_string();
+        assert!(error.starts_with(&format!("bias.step is {steps} in the")), "{error}");
+    }
+}

@@ -5,6 +5,7 @@
 use super::manifest::Holds;
 use super::position::Position;
 use crate::trainer::State;
+use phalanx_nn::optim::Optimizer;
 use phalanx_nn::{Average, Parameters, Shadow};
 use phalanx_parallel::{Collected, Kept};
 use phalanx_tensor::{Arena, Layout, Shape};
@@ -16,10 +17,10 @@ pub(super) struct Contents {
     layout: Layout,
     buffer_names: Vec<String>,
     buffer_layout: Layout,
-    /// That of the count of the optimizer's steps.
+    /// That of a count of the optimizer's steps.
     scalar: Layout,
-    /// Whether that count is here.
-    has_count: bool,
+    /// Whether these counts are here.
+    has_counts: bool,
 }
 
 impl Contents {
@@ -30,12 +31,12 @@ impl Contents {
             buffer_names: parameters.buffer_names().to_vec(),
             buffer_layout: parameters.buffers().layout().clone(),
             scalar: Layout::new(&[Shape::new(&[])]),
-            has_count: true,
+            has_counts: true,
         }
     }
 
     /// Of a checkpoint that ranks write together, what a rank has to write: these parameters; on the first one with the buffers and
-    /// the count of steps.
+    /// the counts of steps.
     pub(super) fn part(&self, params: Range<usize>, is_first: bool) -> Contents {
         Contents {
             names: self.names[params.clone()].to_vec(),
@@ -43,7 +44,7 @@ impl Contents {
             buffer_names: if is_first { self.buffer_names.clone() } else { Vec::new() },
             buffer_layout: if is_first { self.buffer_layout.clone() } else { Layout::new(&[]) },
             scalar: self.scalar.clone(),
-            has_count: is_first,
+            has_counts: is_first,
         }
     }
 
@@ -61,7 +62,7 @@ pub(super) struct Lent {
     position: Position,
     values: Arena,
     buffers: Vec<f32>,
-    optimizer_steps: u64,
+    optimizer_steps: Counts,
     states: Vec<(&'static str, Shadow)>,
     average: Option<Average>,
     kept: Vec<Kept>,
@@ -90,11 +91,21 @@ impl Lent {
             position: progress.into(),
             values: parameters.values().clone(),
             buffers: parameters.buffers().read_flat(),
-            optimizer_steps: optimizer.steps(),
+            optimizer_steps: Counts::of(optimizer),
             states,
             average: beside.average.or_else(|| average.clone()),
             kept: beside.kept,
         }
+    }
+}
+
+/// How many steps an optimizer has made, and of which parameters fewer, under their names in a file.
+#[derive(Default)]
+struct Counts(Vec<(String, [f32; 1])>);
+
+impl Counts {
+    fn of(optimizer: &Optimizer) -> Counts {
+        Counts(optimizer.counts().into_iter().map(|(name, steps)| (name, [steps])).collect())
     }
 }
 
@@ -104,8 +115,7 @@ pub(super) struct Snapshot {
     pub(super) position: Position,
     values: Vec<f32>,
     buffers: Vec<f32>,
-    /// A float32 in the file, as PyTorch's is.
-    optimizer_steps: [f32; 1],
+    optimizer_steps: Counts,
     states: Vec<(&'static str, Vec<f32>)>,
     /// Values and buffers.
     average: Option<[Vec<f32>; 2]>,
@@ -128,7 +138,7 @@ impl Snapshot {
         self.position = position;
         values.read_into(&mut self.values);
         self.buffers = buffers;
-        self.optimizer_steps = [optimizer_steps as f32];
+        self.optimizer_steps.0.clone_from(&optimizer_steps.0);
         self.states.resize_with(states.len(), Default::default);
         for ((name, into), (state, from)) in self.states.iter_mut().zip(&states) {
             *name = state;
@@ -169,7 +179,7 @@ impl Snapshot {
             position: progress.into(),
             values: part.values,
             buffers,
-            optimizer_steps: [optimizer.steps() as f32],
+            optimizer_steps: Counts::of(optimizer),
             states: names.zip(beside).collect(),
             average,
             kept: Vec::new(),
@@ -179,8 +189,14 @@ impl Snapshot {
     /// What each file holds.
     pub(super) fn files<'a>(&'a self, contents: &'a Contents) -> Vec<(Holds, Vec<Array<'a>>)> {
         // As `Optimizer::to_weights` names them, which `Optimizer::resume` reads.
-        let count: &[String] = if contents.has_count { &["step".into()] } else { &[] };
-        let mut optimizer = arrays(count, "", &contents.scalar, &self.optimizer_steps);
+        let counts = if contents.has_counts { self.optimizer_steps.0.as_slice() } else { &[] };
+        let count = |(name, steps): &'a (String, [f32; 1])| Array {
+            name: name.clone(),
+            layout: &contents.scalar,
+            index: 0,
+            flat: steps,
+        };
+        let mut optimizer: Vec<Array> = counts.iter().map(count).collect();
         for (state, flat) in &self.states {
             optimizer.extend(arrays(&contents.names, &format!(".{state}"), &contents.layout, flat));
         }

@@ -144,7 +144,8 @@ impl Newest {
         if !stays {
             let values = |arrays: &mut Vec<_>| arrays.pop().expect("the mean is the last");
             state.average = mean.map(|buffers| Average::of_arrays(values(&mut arrays), buffers));
-            state.optimizer.take_over(self.header.optimizer_steps, arrays);
+            let Header { optimizer_steps, rested, .. } = &self.header;
+            state.optimizer.take_over(*optimizer_steps, rested.clone(), arrays);
         }
         new.count_as_given();
         Ok(true)

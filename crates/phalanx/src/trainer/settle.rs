@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::event::Event;
 use crate::worker::share;
 use phalanx_comm::{Group, Rank};
-use phalanx_nn::optim::Optimizer;
+use phalanx_nn::optim::{Optimizer, Rested};
 use phalanx_nn::{Average, Parameters};
 use serde::{Deserialize, Serialize};
 
@@ -50,6 +50,8 @@ pub(super) struct Header {
     pub(super) position: Position,
     pub(super) global_batch: usize,
     pub(super) optimizer_steps: u64,
+    /// Who made fewer.
+    pub(super) rested: Rested,
     /// How many arrays the optimizer has.
     pub(super) states: usize,
     pub(super) average: bool,
@@ -90,7 +92,7 @@ pub(super) fn settle(
             buffers.copy_from_slice(&arrays[1]);
             Ok(landed)
         })?;
-        state.optimizer.take_over(header.optimizer_steps, landed.states);
+        state.optimizer.take_over(header.optimizer_steps, header.rested, landed.states);
         (state.progress, state.average) = (header.position.into(), landed.average);
         *told = header.told;
     }
@@ -237,6 +239,7 @@ pub(super) fn share_header(
             position: (&state.progress).into(),
             global_batch,
             optimizer_steps: state.optimizer.steps(),
+            rested: state.optimizer.rested(),
             states: state.optimizer.state().count(),
             average: state.average.is_some(),
             told: told.clone(),

@@ -106,7 +106,7 @@ struct Part {
 
 impl Part {
     fn give_back(self, state: &mut State) {
-        state.optimizer.take_over(state.optimizer.steps(), self.state);
+        state.optimizer.hold(self.state);
         state.average = self.average;
     }
 }
@@ -724,7 +724,7 @@ impl<'a> Course<'a> {
         let whole = whole.filter(|_| self.worker.is_first());
         Ok(whole.map(|whole| {
             let own = state.optimizer.state().map(|(_, state)| state.with(<[f32]>::to_vec)).collect();
-            state.optimizer.take_over(state.optimizer.steps(), whole);
+            state.optimizer.hold(whole);
             Part { state: own, average: std::mem::replace(&mut state.average, mean) }
         }))
     }
