@@ -55,39 +55,40 @@ extern "C" __global__ void nll_gradient(const i64 *labels, const T *grad, T *out
 
 // Cross entropy of logits with labels; keeps of each row what is taken from its logits to make them the logarithm of their softmax.
 // With `smoothing` s the target is 1 - s on the label and s / width on every class.
-extern "C" __global__ void cross_entropy(const T *in, const i64 *labels, float *shifts, float *losses, int *bad, i64 rows, i64 width,
-                                         float smoothing) {
+extern "C" __global__ void cross_entropy(const T *in, const i64 *labels, LogShift *shifts, float *losses, int *bad, i64 rows,
+                                         i64 width, float smoothing) {
     __shared__ Normaliser of_rows[MAX_WARPS];
     __shared__ float room[MAX_WARPS];
     for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
         const T *x = in + row * width;
-        const float shift = log_shift(in, row, width, of_rows);
+        const LogShift shift = log_shift(in, row, width, of_rows);
         float mean = 0.0f;
         if (smoothing != 0.0f) {
             float sum = 0.0f;
-            for (i64 i = threadIdx.x; i < width; i += blockDim.x) sum += wide(x[i]) - shift;
+            for (i64 i = threadIdx.x; i < width; i += blockDim.x) sum += shift.of(wide(x[i]));
             mean = sum_of_block(sum, room) / (float)width;
         }
         if (threadIdx.x == 0) {
             shifts[row] = shift;
             const i64 label = labels[row];
-            const float picked = is_class(label, width, bad) ? wide(x[label]) - shift : NAN_F;
+            const float picked = is_class(label, width, bad) ? shift.of(wide(x[label])) : NAN_F;
             losses[row] = -((1.0f - smoothing) * picked + smoothing * mean);
         }
     }
 }
 
 // Softmax minus target, from the logits and what was kept of their rows.
-extern "C" __global__ void cross_entropy_gradient(const T *in, const float *shifts, const i64 *labels, const float *grad, T *out, i64 rows,
-                                                  i64 width, float smoothing, float factor) {
+extern "C" __global__ void cross_entropy_gradient(const T *in, const LogShift *shifts, const i64 *labels, const float *grad, T *out,
+                                                  i64 rows, i64 width, float smoothing, float factor) {
     const float weight = factor * *grad, spread = smoothing / (float)width;
     along_rows(are_even(in, out), rows, width, [=](auto few, i64 i, i64 row, i64 c) {
         const auto x = taken<few>(in + i);
         const i64 label = labels[row];
-        const float shift = shifts[row], others = is_class(label, width) ? spread : NAN_F;
+        const LogShift shift = shifts[row];
+        const float others = is_class(label, width) ? spread : NAN_F;
         put(out + i, made<few>([&](int j) {
                 const float target = others + (label == c + j ? 1.0f - smoothing : 0.0f);
-                return stored((exponential(wide(x.of[j]) - shift) - target) * weight);
+                return stored((exponential(shift.of(wide(x.of[j]))) - target) * weight);
             }));
     });
 }

@@ -38,10 +38,16 @@ __device__ inline Normaliser normaliser(const T *in, i64 row, i64 width, Normali
     });
 }
 
-// What is taken from each of a row's numbers to make it the logarithm of its softmax.
-__device__ inline float log_shift(const T *in, i64 row, i64 width, Normaliser *room) {
+// What is taken from each of a row's numbers to make it the logarithm of its softmax: one after the other, since beside a large number
+// the second would be lost.
+struct LogShift {
+    float largest, log;
+    __device__ float of(float x) const { return (x - largest) - log; }
+};
+
+__device__ inline LogShift log_shift(const T *in, i64 row, i64 width, Normaliser *room) {
     const Normaliser n = normaliser(in, row, width, room);
-    return n.largest + logf(n.sum);
+    return {n.largest, logf(n.sum)};
 }
 
 // Calls `f(few, at, left, right)` for the neighbours of both from element `at` of all on, which are those of the row that begins with

@@ -13,8 +13,8 @@ extern "C" __global__ void softmax(const T *in, T *out, i64 rows, i64 width) {
 extern "C" __global__ void log_softmax(const T *in, T *out, i64 rows, i64 width) {
     __shared__ Normaliser room[MAX_WARPS];
     for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
-        const float shift = log_shift(in, row, width, room);
-        map_row(in, out, row, width, [&](float x) { return x - shift; });
+        const LogShift shift = log_shift(in, row, width, room);
+        map_row(in, out, row, width, [&](float x) { return shift.of(x); });
     }
 }
 

@@ -63,7 +63,7 @@ pub(crate) fn nll_gradient(engine: &Engine, labels: &Tensor, grad: &Tensor, out:
 }
 
 /// Mean cross entropy of logits `x`, as f32 or in their own type. What is taken from each row of them to make it its log-softmax goes to
-/// `shifts`.
+/// `shifts`, two numbers a row.
 #[track_caller]
 pub(crate) fn cross_entropy(
     engine: &Engine,
@@ -86,7 +86,7 @@ pub(crate) fn cross_entropy(
         Arg::Int(width),
         Arg::Float(label_smoothing),
     ];
-    // SAFETY: there are n rows of `width` logits, n shifts, labels and losses, and one number for what is bad.
+    // SAFETY: there are n rows of `width` logits, n labels, losses and pairs of shifts, and one number for what is bad.
     unsafe { engine.launch("cross_entropy", rows(n, width), &args) };
     sum_parts(engine, &losses, [1, n], 1.0 / n as f64, out);
 }
@@ -118,7 +118,7 @@ pub(crate) fn cross_entropy_gradient(
         Arg::Float(label_smoothing),
         Arg::Float(1.0 / n as f64),
     ];
-    // SAFETY: there are n rows of `width` elements in `x` and `out`, n shifts and labels, and a scalar; of what lies in one place a thread
+    // SAFETY: there are n rows of `width` elements in `x` and `out`, n pairs of shifts and labels, and a scalar; of what lies in one place a thread
     // reads before it writes.
     unsafe { engine.launch("cross_entropy_gradient", elements(n * width), &args) }
 }

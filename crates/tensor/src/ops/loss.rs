@@ -72,7 +72,7 @@ impl Tensor {
         let out = Tensor::stale(self.device(), [].into(), dtype);
         // The log-softmax, or what leads to it from the logits.
         let kept = match on_gpu {
-            true => Tensor::stale(self.device(), [x.dims()[0]].into(), self.dtype.wide()),
+            true => Tensor::stale(self.device(), [x.dims()[0], 2].into(), self.dtype.wide()),
             false => Tensor::stale(self.device(), *self.shape(), self.dtype),
         };
         kernel::loss::cross_entropy(&x, &labels, label_smoothing, &kept, &out);
