@@ -3,7 +3,7 @@
 
 use crate::args::{TrainArgs, WrongUsage};
 use phalanx::Interruption;
-use phalanx_job::{DRAINED, WorkerEnv, end_time, names};
+use phalanx_job::{DRAINED, WorkerEnv, end_time, names, start_time};
 use signal_hook::consts::SIGTERM;
 use std::time::{Duration, SystemTime};
 
@@ -17,21 +17,31 @@ pub(crate) enum Asks<'a> {
 
 /// When the time is up, by whatever comes first of what is known.
 pub(crate) fn end(args: &TrainArgs, asks: Asks<'_>) -> Result<Option<SystemTime>, WrongUsage> {
-    let asks = match asks {
-        Asks::Always => true,
-        Asks::AsFirst(env) => env.rank.0 == 0,
+    let get = |name: &str| std::env::var(name).ok();
+    let (asks, begun) = match asks {
+        Asks::Always => (true, None),
+        // Others may have had its place before.
+        Asks::AsFirst(env) => (env.rank.0 == 0, start_time(get)),
     };
-    let set =
-        end_time(|name| std::env::var(name).ok(), asks).map_err(|error| WrongUsage(error.to_string()))?;
-    let typed = args.time_limit.and_then(|limit| SystemTime::now().checked_add(limit));
+    let set = end_time(get, asks).map_err(|error| WrongUsage(error.to_string()))?;
+    let begun = begun.unwrap_or_else(SystemTime::now);
+    let typed = args.time_limit.and_then(|limit| begun.checked_add(limit));
     Ok(set.into_iter().chain(typed).min())
 }
 
 /// What tells the workers.
 pub(crate) fn variable(end: SystemTime) -> (String, String) {
-    let seconds = end.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |end| end.as_secs());
     // 0 would be no end.
-    (names::END_TIME.into(), seconds.max(1).to_string())
+    (names::END_TIME.into(), seconds(end).max(1).to_string())
+}
+
+/// What tells the workers of a launcher that isn't theirs alone when it was started: now.
+pub(crate) fn start_variable() -> (String, String) {
+    (names::START_TIME.into(), seconds(SystemTime::now()).to_string())
+}
+
+fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
 /// What is said of a run that has ended early.

@@ -15,6 +15,7 @@ pub(crate) use hosts::there::serve as serve_as_host;
 pub(crate) use slurm::refuse_trouble;
 
 use crate::args::WrongUsage;
+use crate::drain;
 use crate::failure;
 use crate::say::say;
 use anyhow::Result;
@@ -74,7 +75,8 @@ fn spec(args: &RunArgs) -> Result<LaunchSpec> {
     };
     // Workers hold against each other what agents don't.
     let unchecked = nodes.as_ref().is_some_and(|nodes| nodes.unchecked);
-    let variables = if unchecked { vec![(names::UNCHECKED.into(), "1".into())] } else { Vec::new() };
+    let mut variables = vec![drain::start_variable()];
+    variables.extend(unchecked.then(|| (names::UNCHECKED.into(), "1".into())));
     let program = program::program(args, name, arguments);
     let held_signals = if is_training(&program) { vec![SIGUSR1] } else { Vec::new() };
     let run_id = match (&args.rdzv_id, &nodes) {

@@ -108,6 +108,26 @@ fn the_end_of_the_time_is_heard_from_the_environment_and_from_slurm() {
     }
 }
 
+/// The time of a run isn't begun anew with workers that take the place of others.
+#[test]
+fn a_limit_counts_from_the_start_of_the_launcher() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = training(folder.path(), "drained", None);
+    command.envs([("RANK", "0"), ("WORLD_SIZE", "1")]).env("PHALANX_START_TIME", end(0));
+    let begun = Instant::now();
+    std::thread::sleep(Duration::from_secs(4));
+    let out = command.args(["--time-limit", "8s", "--time-margin", "1s"]).output().unwrap();
+    let took = begun.elapsed();
+    drained(folder.path(), out.status, &text(&out.stderr), "the time is nearly up");
+    assert!(took < Duration::from_secs(10), "{took:?}");
+
+    let mut command = phalanx(folder.path());
+    command.args(["run", "--no-prefix", "--", "sh", "-c", "echo $PHALANX_START_TIME"]);
+    let [before, told, after] =
+        [end(0), text(&command.output().unwrap().stdout), end(0)].map(|s| s.trim().parse::<u64>());
+    assert!((before.unwrap()..=after.unwrap()).contains(&told.unwrap()));
+}
+
 /// A run that has told of step 3, with the rest of what it prints.
 fn begun(mut command: Command) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

@@ -17,6 +17,12 @@ pub fn end_time(get: impl Fn(&str) -> Option<String>, asks: bool) -> Result<Opti
     end_time_by(get, SystemTime::now(), |job| if asks { slurm::time_left(job) } else { None })
 }
 
+/// When the launcher was started that started this worker; none where that doesn't tell.
+pub fn start_time(get: impl Fn(&str) -> Option<String>) -> Option<SystemTime> {
+    let seconds = get(names::START_TIME)?.parse().ok()?;
+    SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds))
+}
+
 fn end_time_by(
     get: impl Fn(&str) -> Option<String>,
     now: SystemTime,

@@ -53,6 +53,8 @@ pub mod names {
     pub const ALLREDUCE: &str = "PHALANX_ALLREDUCE";
     /// When the time of the run is up, in seconds since 1970; 0 for never, whatever a batch system says.
     pub const END_TIME: &str = "PHALANX_END_TIME";
+    /// When the launcher of a worker was started, in seconds since 1970: it may have started others before.
+    pub const START_TIME: &str = "PHALANX_START_TIME";
     /// `1` to begin although clocks of nodes differ, or nodes don't share the run's folder; `0` is as if it weren't set.
     pub const UNCHECKED: &str = "PHALANX_UNCHECKED";
     /// Set for workers of `phalanx train`, whose command line is its own.

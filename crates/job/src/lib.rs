@@ -38,7 +38,7 @@ pub use agent::{
     AGENT_BEAT, AGENT_PURPOSE, AgentLink, End, EndWhy, FromAgent, Mishap, Node, NodeStanding, Phase, Return,
     Seat, Setback, Stage, Standing, StopWhy, Terms, ToAgent, WorkerFailure,
 };
-pub use drain::{DRAINED, end_time};
+pub use drain::{DRAINED, end_time, start_time};
 pub use env::{
     MOST_THREADS, SecretSource, Transport, WorkerEnv, check_settings, is_unchecked, names, port_of, wants_tls,
 };
