@@ -81,11 +81,13 @@ impl Pool {
     /// Another number of threads from the next region on.
     pub(crate) fn resize(&self, threads: usize) {
         let threads = threads.max(1);
-        let mut team = lock(&self.team);
-        if threads != team.threads() {
-            *team = compute(threads);
-            self.threads.store(threads, Ordering::Relaxed);
+        if threads == self.threads() {
+            return;
         }
+        // Should the system refuse one, the others go on as they are.
+        let other = compute(threads);
+        *lock(&self.team) = other;
+        self.threads.store(threads, Ordering::Relaxed);
     }
 
     pub(crate) fn threads(&self) -> usize {
@@ -132,10 +134,6 @@ impl Team {
             team.workers.push(thread.spawn(move || work(&shared))?);
         }
         Ok(team)
-    }
-
-    fn threads(&self) -> usize {
-        self.workers.len() + 1
     }
 
     /// Calls `task(0..n_tasks)`, each index once and all at once, on these threads, and `own` on the caller's; returns when all have
@@ -242,6 +240,23 @@ impl Drop for Team {
 mod tests {
     use super::*;
     use std::time::{Duration, Instant};
+
+    #[test]
+    fn where_threads_are_refused_those_before_go_on_together() {
+        let pool = Pool::new(2);
+        assert!(catch_unwind(AssertUnwindSafe(|| pool.resize(usize::MAX))).is_err());
+        assert_eq!(pool.threads(), 2);
+        // Each waits for the other.
+        let here = AtomicUsize::new(0);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        pool.run(2, &|_| {
+            here.fetch_add(1, Ordering::SeqCst);
+            while here.load(Ordering::SeqCst) < 2 {
+                assert!(Instant::now() < deadline, "it works alone");
+                std::thread::yield_now();
+            }
+        });
+    }
 
     #[test]
     fn every_task_runs_once() {

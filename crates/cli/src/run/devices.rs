@@ -2,11 +2,15 @@
 
 use super::flags::Binding;
 use crate::args::WrongUsage;
+use phalanx_cuda::nvml::Nvml;
 use phalanx_launch::{LocalRank, MOST_WORKERS, Numa, NumaBinding};
 use std::path::Path;
 
 /// What says which GPUs are seen, where they are NVIDIA's and where they are AMD's. Images for both kinds set both.
 const VISIBLE: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"];
+
+/// Linux on Windows (WSL 2) has this device for all GPUs of the machine, of which the driver's library tells how many are NVIDIA's.
+const OF_WINDOWS: &str = "/dev/dxg";
 
 /// The GPUs that a program would see.
 pub(crate) struct Gpus {
@@ -25,7 +29,10 @@ impl Gpus {
                 .is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
         };
         let devices = std::fs::read_dir("/dev").into_iter().flatten().flatten();
-        let present = devices.filter(|entry| entry.file_name().to_str().is_some_and(is_gpu)).count();
+        let mut present = devices.filter(|entry| entry.file_name().to_str().is_some_and(is_gpu)).count();
+        if present == 0 && Path::new(OF_WINDOWS).exists() {
+            present = Nvml::open(&[]).and_then(|nvml| nvml.look()).map_or(0, |gpus| gpus.len());
+        }
         let amds = present == 0 && Path::new("/dev/kfd").exists();
         Gpus::told(|name| std::env::var(name).ok(), present, amds)
     }
