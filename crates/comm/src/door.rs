@@ -284,6 +284,7 @@ impl Inside {
         let call = Call::of(&theirs).ok_or(HandshakeError::NotOurs)?;
         match self.place_for(call, theirs.rank)? {
             Answer::Welcome(lobby) => {
+                let is_memory = stream.is_memory();
                 let made = stream
                     .write_all(&[WELCOME])
                     .and_then(|()| stream.into_wire(Side::Accepted, self.endpoint.pulse()));
@@ -291,7 +292,11 @@ impl Inside {
                     Ok(wire) => lobby.settle(theirs.rank, Ok(wire)),
                     Err(error) => {
                         lobby.turn_back(theirs.rank);
-                        return Err(error.into());
+                        if !is_memory {
+                            return Err(error.into());
+                        }
+                        let peer = theirs.rank;
+                        tracing::warn!("memory can't be shared with rank {peer}, TCP is used: {error}");
                     }
                 }
             }

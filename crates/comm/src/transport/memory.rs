@@ -1,7 +1,8 @@
 //! A peer on the same host: a ring of bytes in shared memory for each direction, and a Unix socket that is the bell.
 //!
 //! Whoever dials makes the memory, an unnamed file that can no longer shrink, and passes it through the socket once both
-//! sides have proven themselves. The memory dies with the last process that maps it, so nothing is left after any death, and
+//! sides have proven themselves. The other one answers when it has mapped it: either may have no room for that, and then neither takes
+//! it that they are connected. The memory dies with the last process that maps it, so nothing is left after any death, and
 //! the socket closes with its process, so a death is noticed at once.
 //!
 //! Each ring has one writer and one reader. `written` and `read` count the bytes since the start and only grow; byte `i` lies
@@ -36,7 +37,7 @@ use phalanx_memory::{Region, unnamed_file};
 use phalanx_wire::Side;
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{Error, ErrorKind, IoSlice, IoSliceMut, Result, Write};
+use std::io::{Error, ErrorKind, IoSlice, IoSliceMut, Read, Result, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -97,20 +98,29 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Over a socket whose peer is proven: the dialer makes the memory, the accepter takes it.
+    /// Over a socket whose peer is proven: the dialer makes the memory, the accepter takes it. Either fails where one of them does.
     pub(crate) fn new(bell: UnixStream, side: Side) -> Result<Memory> {
-        let (file, own) = match side {
+        let (map, own) = match side {
             Side::Dialed => {
                 let file = unnamed_file("phalanx-ring", BYTES)?;
+                let map = Region::open(file.try_clone()?, BYTES)?;
                 send_file(&bell, &file)?;
-                (file, 0)
+                // More than this byte may be there already.
+                (&bell).read_exact(&mut [0]).map_err(|error| match error.kind() {
+                    ErrorKind::UnexpectedEof => Error::other("it doesn't take it"),
+                    _ => error,
+                })?;
+                (map, 0)
             }
             Side::Accepted => {
                 let file = read_bell(&bell, MsgFlags::empty())?.1.pop();
-                (file.ok_or_else(|| Error::new(ErrorKind::InvalidData, "it passed no memory"))??, 1)
+                let file =
+                    file.ok_or_else(|| Error::new(ErrorKind::InvalidData, "it passed no memory"))??;
+                let map = Region::open(file, BYTES)?;
+                (&bell).write_all(&[1])?;
+                (map, 1)
             }
         };
-        let map = Region::open(file, BYTES)?;
         bell.set_nonblocking(true)?;
         let passed = VecDeque::new();
         let peer = getsockopt(&bell, sockopt::PeerCredentials).ok().and_then(|peer| Process::of(peer.pid()));
@@ -428,7 +438,10 @@ mod tests {
 
     fn pair() -> (Memory, Memory) {
         let (a, b) = UnixStream::pair().unwrap();
-        (Memory::new(a, Side::Dialed).unwrap(), Memory::new(b, Side::Accepted).unwrap())
+        std::thread::scope(|scope| {
+            let accepted = scope.spawn(|| Memory::new(b, Side::Accepted).unwrap());
+            (Memory::new(a, Side::Dialed).unwrap(), accepted.join().unwrap())
+        })
     }
 
     #[test]
