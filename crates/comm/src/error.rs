@@ -1,4 +1,7 @@
 //! What can go wrong between ranks.
+//!
+//! Inside of a group an error names ranks as the group numbers them. Whoever gets it out of there may hold several groups, and whoever
+//! started the ranks knows none of these: they are told the numbers in the run ([`Error::in_run`]).
 
 use phalanx_wire::Rank;
 use std::fmt;
@@ -6,6 +9,9 @@ use std::time::Duration;
 use thiserror::Error;
 
 /// Why a collective, or the making of a group, failed. A group that failed once stays failed.
+///
+/// Ranks have the numbers here by which the run knows them ([`crate::Group::members`]), also where a group of some of them has others;
+/// only what an operation was asked for, as `from rank 0`, is told as it was said.
 #[derive(Clone, Debug, Error)]
 pub enum Error {
     /// The deadline passed.
@@ -62,14 +68,12 @@ pub enum Error {
     },
     /// A rank is there, as far as is known, but gives no sign of life: it is stopped, or cut off. See
     /// [`crate::Group::with_silence`].
-    #[error("{operation}: rank {member} is silent: {reason}")]
+    #[error("{operation}: rank {peer} is silent: {reason}")]
     Silent {
         /// Operation, sequence number, element type and count.
         operation: String,
-        /// Who is silent, by its rank in the group.
+        /// Who is silent.
         peer: Rank,
-        /// The same one by its rank in the run ([`crate::Group::members`]), as whoever started it knows it.
-        member: Rank,
         /// What is known of it, and for how long it has been so.
         reason: String,
     },
@@ -163,6 +167,33 @@ fn told(heard: &[Heard]) -> String {
 }
 
 impl Error {
+    /// The same for those outside of the group, whose ranks are `members` to them.
+    pub(crate) fn in_run(mut self, members: &[Rank]) -> Error {
+        // Words of others may name any.
+        let rename = |rank: &mut Rank| *rank = members.get(rank.index()).copied().unwrap_or(*rank);
+        match &mut self {
+            Error::Timeout { missing, heard, .. } => {
+                missing.iter_mut().for_each(rename);
+                missing.sort_unstable();
+                heard.iter_mut().for_each(|heard| rename(&mut heard.rank));
+            }
+            Error::PeerLost { peer, said_by, .. } => {
+                rename(peer);
+                said_by.iter_mut().for_each(rename);
+            }
+            Error::Mismatch { rank, peer, .. } | Error::Overrun { rank, peer, .. } => {
+                rename(rank);
+                rename(peer);
+            }
+            Error::Silent { peer, .. } => rename(peer),
+            Error::Aborted { by, .. } => rename(by),
+            // That is the run's number already.
+            Error::Connect { .. } => {}
+            Error::Gpu { .. } | Error::Busy { .. } => {}
+        }
+        self
+    }
+
     /// What an error is to rank `own` when it happens before its group is complete.
     pub(crate) fn in_making(self, own: Rank) -> Error {
         let making = "making the group".to_owned();

@@ -97,7 +97,7 @@ pub enum Via {
 /// Two ranks of a group, and the group of these two.
 pub type OfTwo = ([Rank; 2], GpuGroup);
 
-/// Why NCCL can't be used among the ranks of a group: the same on all of them.
+/// Why NCCL can't be used among the ranks of a group: the same on all of them. Ranks have the numbers by which the run knows them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unfit {
     /// A rank has no NCCL.
@@ -439,9 +439,9 @@ fn fit(group: &Group, gpu: &Gpu) -> Result<Result<Nccl, Unfit>, Error> {
     let unfit = unfit(&all, |a, b| group.topology().is_same(a, b));
     match (unfit.or((group.is_encrypted() && spans_hosts).then_some(Unfit::Encrypted)), opened) {
         (Some(Unfit::Missing { rank, .. }), Err(error)) if rank == group.rank() => {
-            Ok(Err(Unfit::Missing { rank, why: Some(error.to_string()) }))
+            Ok(Err(Unfit::Missing { rank, why: Some(error.to_string()) }.in_run(group.members())))
         }
-        (Some(unfit), _) => Ok(Err(unfit)),
+        (Some(unfit), _) => Ok(Err(unfit.in_run(group.members()))),
         (None, opened) => opened.map(Ok).map_err(|error| failed(group, "opening NCCL", error)),
     }
 }
@@ -505,6 +505,19 @@ fn unfit(all: &[Told], same: impl Fn(usize, usize) -> bool) -> Option<Unfit> {
     let pairs = (0..all.len()).flat_map(|b| (0..b).map(move |a| (a, b)));
     let mut shared = pairs.filter(|&(a, b)| all[a] == all[b] && same(a, b));
     shared.next().map(|(a, b)| Unfit::SharedGpu { ranks: [rank(a), rank(b)] })
+}
+
+impl Unfit {
+    /// The same for those outside of the group, whose ranks are `members` to them.
+    fn in_run(self, members: &[Rank]) -> Unfit {
+        let rename = |rank: Rank| members[rank.index()];
+        match self {
+            Unfit::Missing { rank, why } => Unfit::Missing { rank: rename(rank), why },
+            Unfit::Blocks { rank } => Unfit::Blocks { rank: rename(rank) },
+            Unfit::SharedGpu { ranks } => Unfit::SharedGpu { ranks: ranks.map(rename) },
+            Unfit::Encrypted => Unfit::Encrypted,
+        }
+    }
 }
 
 impl fmt::Display for Unfit {

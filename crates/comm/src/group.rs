@@ -235,6 +235,11 @@ impl Group {
         self.rank
     }
 
+    /// Which rank this end is, as the run numbers it.
+    fn known_as(&self) -> Rank {
+        self.members[self.rank.index()]
+    }
+
     /// How many ranks there are.
     pub fn world_size(&self) -> usize {
         self.world_size

@@ -153,13 +153,15 @@ impl Engine {
             if let Some(first) = self.queue.front() {
                 self.recorder.failed_in(first.play.signature.sequence, first.play.moved());
             }
+            let word = Word::of(self.rank, &error, &self.aside.members);
+            let error = error.in_run(&self.aside.members);
             if let Some(keep) = self.aside.keeper.get() {
                 keep(&self.flight(&error));
             }
             if let Some(listener) = self.aside.listener.get() {
                 listener(&error);
             }
-            self.end(&Word::of(self.rank, &error), error);
+            self.end(&word, error);
         }
     }
 
@@ -172,7 +174,7 @@ impl Engine {
     /// Ends a group that isn't needed any more, which is no failure and told to nobody; later operations have this error.
     pub(crate) fn retire(&mut self, error: Error) {
         if self.failed.is_none() {
-            self.end(&Word::farewell(self.rank), error);
+            self.end(&Word::farewell(self.rank), error.in_run(&self.aside.members));
         }
     }
 

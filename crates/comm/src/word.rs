@@ -36,8 +36,8 @@ pub(crate) const MAX_TEXT: usize = 1000;
 pub(crate) const MAX_WORD: usize = FIXED + MAX_TEXT;
 
 impl Word {
-    /// What `rank` says when its group fails.
-    pub(crate) fn of(rank: Rank, error: &Error) -> Word {
+    /// What `rank` says when its group fails, whose ranks are `members` to others.
+    pub(crate) fn of(rank: Rank, error: &Error, members: &[Rank]) -> Word {
         match error {
             Error::PeerLost { peer, said_by, reason, .. } => {
                 Word { by: said_by.unwrap_or(rank), why: Why::Lost(*peer), text: reason.clone() }
@@ -46,7 +46,10 @@ impl Word {
                 Word { by: rank, why: Why::Lost(*peer), text: reason.clone() }
             }
             Error::Aborted { by, reason } => Word { by: *by, why: Why::Ended, text: reason.clone() },
-            other => Word { by: rank, why: Why::Ended, text: other.to_string() },
+            other => {
+                let text = other.clone().in_run(members).to_string();
+                Word { by: rank, why: Why::Ended, text }
+            }
         }
     }
 
@@ -132,8 +135,8 @@ mod tests {
             said_by,
             reason: "its process is gone".into(),
         };
-        let first = Word::of(Rank(1), &lost("barrier #1", None));
-        let second = Word::of(Rank(3), &first.clone().into_error("barrier #1".into(), Rank(1)));
+        let first = Word::of(Rank(1), &lost("barrier #1", None), &[]);
+        let second = Word::of(Rank(3), &first.clone().into_error("barrier #1".into(), Rank(1)), &[]);
         assert_eq!(first, second);
         let told = second.into_error("barrier #1".into(), Rank(3)).to_string();
         assert_eq!(told, "barrier #1: rank 2 is gone, says rank 1: its process is gone");

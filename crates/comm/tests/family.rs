@@ -4,7 +4,7 @@ mod ranks;
 #[path = "family/succession.rs"]
 mod succession;
 
-use phalanx_comm::{Deadline, Generation, Group, Rank, ReduceOp, WaitObserver};
+use phalanx_comm::{Deadline, Error, Generation, Group, Rank, ReduceOp, WaitObserver};
 use ranks::{BINDS, LIMIT, connected, on_all};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -129,6 +129,56 @@ fn waits_are_told_of_from_begin_to_end_in_groups_that_come_of_one_too() {
         part.barrier().unwrap_err();
         let [begun, ended] = seen();
         assert_eq!(begun, ended, "a wait that fails ends as well");
+    });
+}
+
+/// What a rank is told of its group's end, and the group where it is still there then.
+type Told = (String, Option<Group>);
+
+fn told(ended: Result<(), Error>) -> String {
+    ended.unwrap_err().to_string()
+}
+
+/// In the part they are ranks 0 and 1.
+#[test]
+fn errors_of_a_part_tell_ranks_by_their_numbers_in_the_run() {
+    on_all(4, |world| {
+        let check = |ends: [fn(Group) -> Told; 2], want: [&str; 2]| {
+            let part = world.subgroup(&[Rank(1), Rank(3)]).unwrap();
+            let told = part.map(|part| (part.rank().index(), ends[part.rank().index()](part)));
+            world.barrier().unwrap();
+            if let Some((which, (told, _))) = told {
+                assert!(told.contains(want[which]), "rank {}: {told}", world.rank());
+            }
+        };
+        check(
+            [|part| (told(part.barrier()), None), |_| (String::new(), None)],
+            ["rank 3 is gone: it left", ""],
+        );
+        check(
+            [|part| (told(part.barrier()), None), |part| (told(part.receive(&mut [0u8], Rank(0))), None)],
+            [
+                "rank 3 ended the group: rank 3 is in message",
+                "rank 3 is in message (1 x u8), but rank 1 is in barrier",
+            ],
+        );
+        check(
+            [
+                |part| (told(part.with_timeout(LIMIT / 100).barrier()), None),
+                |part| (String::new(), Some(part)),
+            ],
+            ["ms for rank 3; rank 3 was last heard", ""],
+        );
+        check(
+            [
+                |part| (told(part.barrier()), None),
+                |part| {
+                    part.abort("enough");
+                    (told(part.barrier()), None)
+                },
+            ],
+            ["rank 3 ended the group: enough"; 2],
+        );
     });
 }
 

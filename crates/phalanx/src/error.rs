@@ -279,10 +279,10 @@ impl Error {
         }
     }
 
-    /// The rank of the run that gave no sign of life, if that is what happened. In a group of some ranks it has another.
+    /// The rank that gave no sign of life, if that is what happened.
     pub(crate) fn silent(&self) -> Option<Rank> {
         match self.comm() {
-            Some(phalanx_comm::Error::Silent { member, .. }) => Some(*member),
+            Some(phalanx_comm::Error::Silent { peer, .. }) => Some(*peer),
             _ => None,
         }
     }

@@ -233,7 +233,7 @@ impl Group {
         let play = Play::new(signature, self.seat().assembly(), Erased::of::<u8>(), ReduceOp::Sum);
         let mut engine = self.engine(&deadline)?;
         let result = engine.run(self.patience, deadline, Box::new(play), &mut []);
-        result.map_err(|error| error.in_making(self.rank))?;
+        result.map_err(|error| error.in_making(self.known_as()))?;
         engine.wires.iter_mut().for_each(|wires| wires.have_met());
         Ok(())
     }

@@ -76,8 +76,9 @@ impl Group {
         let mut all = vec![0; self.world_size * self.world_size];
         self.all_gather(&mine, &mut all)?;
         if let Some(other) = all.chunks_exact(self.world_size).position(|theirs| *theirs != mine) {
+            let other = self.members[other];
             let reason = format!("rank {other} asks for a subgroup of other ranks than {ranks:?}");
-            return Err(Error::connect(self.rank, reason));
+            return Err(Error::connect(self.known_as(), reason));
         }
         let members = ranks.iter().map(|rank| rank.index()).collect();
         self.part(place(self.rank.index()).map(|_| members))
@@ -229,8 +230,9 @@ impl Group {
         place: Place,
         index: usize,
     ) -> Result<Group, Error> {
-        let end = end_of(shared, name, n, index)
-            .ok_or_else(|| Error::connect(self.rank, "this group was made already, or with other ranks"))?;
+        let end = end_of(shared, name, n, index).ok_or_else(|| {
+            Error::connect(self.known_as(), "this group was made already, or with other ranks")
+        })?;
         let place = Place { kin: Kin::Threads(end.shared()), ..place };
         let group = Group::over(place, (n > 1).then(|| Box::new(end) as _));
         group.assemble()?;

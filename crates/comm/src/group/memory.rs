@@ -22,7 +22,7 @@ impl Group {
         let shared = Shared::zeroed(len).map_err(|error| {
             let reason = format!("it has no memory for {len} x {}: {error}", T::KIND.name);
             self.abort(&reason);
-            Error::Aborted { by: self.rank, reason }
+            Error::Aborted { by: self.known_as(), reason }
         })?;
         self.attach(Some(shared.region()))?;
         Ok(shared)
@@ -46,10 +46,10 @@ impl Group {
         self.all_gather(&[own], &mut all)?;
         let Some((region, file)) = ours.filter(|_| !all.contains(&0)) else { return Ok(false) };
         if let Some(other) = all.iter().position(|&theirs| theirs != own) {
-            let sizes = format!("{} bytes where rank {} brings {own}", all[other], self.rank);
-            let reason = format!("rank {other} brings shared memory of {sizes}");
+            let sizes = format!("{} bytes where rank {} brings {own}", all[other], self.known_as());
+            let reason = format!("rank {} brings shared memory of {sizes}", self.members[other]);
             self.abort(&reason);
-            return Err(Error::Aborted { by: self.rank, reason });
+            return Err(Error::Aborted { by: self.known_as(), reason });
         }
         self.let_in(&file);
         let passed = self.pass_round(&file, &deadline)?;

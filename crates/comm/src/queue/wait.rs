@@ -246,8 +246,8 @@ impl Engine {
             if let Until::Played(play, _) = &wait.until {
                 self.recorder.failed_in(play.signature.sequence, play.moved());
             }
-            self.fail(error.clone());
-            return Err(error);
+            self.fail(error);
+            return self.check().map(|()| Duration::ZERO);
         }
         if self.mail.moved() != wait.moved {
             (wait.moved, wait.since) = (self.mail.moved(), now);
@@ -267,13 +267,10 @@ impl Engine {
             let error = match wait.watch.see(peer.index(), signs, now) {
                 None => continue,
                 Some(Verdict::Lost(reason)) => Error::PeerLost { operation, peer, said_by: None, reason },
-                Some(Verdict::Silent(reason)) => {
-                    let member = self.aside.members[peer.index()];
-                    Error::Silent { operation, peer, member, reason }
-                }
+                Some(Verdict::Silent(reason)) => Error::Silent { operation, peer, reason },
             };
-            self.fail(error.clone());
-            return Err(error);
+            self.fail(error);
+            return self.check();
         }
         Ok(())
     }

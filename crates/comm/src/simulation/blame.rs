@@ -2,6 +2,7 @@
 
 use super::network::{Leave, Network};
 use crate::error::Error;
+use phalanx_wire::Rank;
 
 /// What happened in a generation that an error may speak of.
 #[derive(Default, Debug)]
@@ -27,27 +28,31 @@ pub(super) fn wrong_with(
     failed: impl Fn(usize) -> Option<Option<Error>>,
 ) -> Option<&'static str> {
     let told_to = |rank: usize| hurt.aborted.contains(&members[rank]);
+    // The group's number of one that the error names by that of the world.
+    let place = |named: &Rank| {
+        members.iter().position(|&member| member == named.index()).expect("errors name members")
+    };
     let said = match error {
         Error::PeerLost { peer, said_by, .. } => {
-            let lost = network.lost(said_by.map_or(rank, |by| by.index()), peer.index());
+            let lost = network.lost(said_by.as_ref().map_or(rank, place), place(peer));
             (!lost).then_some("that rank isn't the one that was lost")
         }
-        Error::Aborted { by, .. } if told_to(by.index()) => None,
-        Error::Aborted { by, .. } => match failed(by.index()) {
-            _ if by.index() == rank => Some("nobody told it to"),
+        Error::Aborted { by, .. } if told_to(place(by)) => None,
+        Error::Aborted { by, .. } => match failed(place(by)) {
+            _ if place(by) == rank => Some("nobody told it to"),
             // It may have died since.
-            None => (network.left(by.index()) != Some(Leave::Failed)).then_some("that rank didn't fail"),
+            None => (network.left(place(by)) != Some(Leave::Failed)).then_some("that rank didn't fail"),
             Some(Some(Error::PeerLost { .. } | Error::Aborted { .. })) => Some("that rank wasn't the first"),
             Some(_) => None,
         },
-        Error::Mismatch { rank: own, .. } if own.index() != rank => Some("this isn't that rank"),
+        Error::Mismatch { rank: own, .. } if place(own) != rank => Some("this isn't that rank"),
         Error::Mismatch { peer, .. } => {
-            let sides = [members[rank], members[peer.index()]];
+            let sides = [members[rank], members[place(peer)]];
             let met = hurt.deviant.is_some_and(|deviant| sides.contains(&deviant));
             (!met).then_some("both ranks understood the same")
         }
         Error::Timeout { missing, .. } if missing.is_empty() => Some("nobody is missing"),
-        Error::Timeout { missing, .. } if missing.iter().any(|r| r.index() == rank) => {
+        Error::Timeout { missing, .. } if missing.iter().any(|r| place(r) == rank) => {
             Some("a rank doesn't wait for itself")
         }
         Error::Timeout { .. } => (!hurt.silent).then_some("nobody was kept from answering"),

@@ -158,7 +158,7 @@ impl Wires {
         let lobby = home.door.expect(key, members[own])?;
         Wires::at(own, members, home, key, &lobby).inspect_err(|error| {
             // The others come all the same, and hear it instead of waiting for nobody.
-            let word = Word::of(Rank(own as u32), error);
+            let word = Word::of(Rank(own as u32), error, members);
             home.door.forget(key, &word);
             lobby.turn_away(&word);
         })

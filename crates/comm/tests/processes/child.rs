@@ -99,7 +99,7 @@ fn play(group: &Group, rest: &AtomicBool) -> Said {
         let mut values: Vec<u64> = (0..len as u64).map(|i| (rank + 1) * (i + step)).collect();
         values[0] = wish;
         match group.all_reduce(&mut values, ReduceOp::Sum) {
-            Err(error) => return Said::Failed(blame(group, &error)),
+            Err(error) => return Said::Failed(blame(&error)),
             Ok(()) if step == 0 => say(&Said::Playing),
             Ok(()) => {}
         }
@@ -116,9 +116,8 @@ fn play(group: &Group, rest: &AtomicBool) -> Said {
     unreachable!("the steps don't end")
 }
 
-/// Numbers of members mean nothing outside of their group.
-fn blame(group: &Group, error: &Error) -> Blame {
-    let process = |rank: &Rank| group.members()[rank.index()].index();
+fn blame(error: &Error) -> Blame {
+    let process = |rank: &Rank| rank.index();
     let mut blame = Blame { lost: None, ended_by: None, silent: None, text: error.to_string() };
     match error {
         Error::PeerLost { peer, .. } => blame.lost = Some(process(peer)),
