@@ -32,7 +32,7 @@ impl Group {
     /// alone; true if they now
     /// do. From then on all-reduces of slices in it, which must lie at the same place on every rank, are done in place, until it
     /// is shared anew: then it is to be attached again. All ranks must call it, with regions of one size. Where one has none, or
-    /// none that is shared, or is on another host, nothing changes.
+    /// none that is shared, or is reached over TCP, nothing changes.
     pub fn attach(&self, region: Option<&Arc<Region>>) -> Result<bool, Error> {
         if self.world_size == 1 {
             return Ok(false);

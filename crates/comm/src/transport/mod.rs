@@ -79,7 +79,7 @@ pub(crate) trait Transport: Send {
         Err(Lost::Seen("memory can't be shared with it".into()))
     }
 
-    /// Whether files can be passed to all others.
+    /// Whether files can be passed to all others, as far as is known of where they are.
     fn shares_memory(&self) -> bool {
         false
     }
