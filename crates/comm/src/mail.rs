@@ -467,7 +467,7 @@ impl Mail {
     }
 
     /// Whether a rank is known to have left because it had nothing more to do.
-    fn took_leave(&self, peer: usize) -> bool {
+    pub(crate) fn took_leave(&self, peer: usize) -> bool {
         matches!(&self.lines[peer].gone, Some(Lost::Told(word)) if word.why == Why::Left)
     }
 

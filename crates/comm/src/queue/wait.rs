@@ -262,6 +262,10 @@ impl Engine {
     fn watch(&mut self, wait: &mut Wait<'_>, now: Instant) -> Result<(), Error> {
         let (operation, missing) = self.awaited(&wait.until);
         for peer in missing {
+            // What comes of that was found when it was heard; its process may have ended since.
+            if self.mail.took_leave(peer.index()) {
+                continue;
+            }
             let Some(wires) = &mut self.wires else { return Ok(()) };
             let signs = wires.signs(peer.index());
             let error = match wait.watch.see(peer.index(), signs, now) {

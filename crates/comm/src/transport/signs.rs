@@ -55,6 +55,8 @@ pub(crate) fn judge(signs: &Signs, watched: Duration, lasting: Duration, limit: 
     let over = |time: Duration| time.min(watched) >= limit;
     match *signs {
         Signs::Unseen | Signs::Process(State::Runs) => None,
+        // It may have said why it leaves just before.
+        Signs::Process(State::Ended) if lasting.is_zero() => None,
         Signs::Process(State::Ended) => {
             let text = "its process ended, though something that it started holds its connection open";
             Some(Verdict::Lost(text.into()))
@@ -114,7 +116,8 @@ mod tests {
         let rows = [
             (Signs::Unseen, secs(99), secs(99), None),
             (Signs::Process(State::Runs), secs(99), secs(99), None),
-            (Signs::Process(State::Ended), secs(0), secs(0), Some("its process ended")),
+            (Signs::Process(State::Ended), secs(99), secs(0), None),
+            (Signs::Process(State::Ended), secs(1), Duration::from_millis(1), Some("its process ended")),
             (Signs::Process(State::Stopped), secs(99), secs(1), None),
             (Signs::Process(State::Stopped), secs(99), Duration::from_millis(1499), None),
             (

@@ -6,7 +6,9 @@ mod processes;
 mod ranks;
 
 use nix::sys::signal::{Signal, raise};
-use phalanx_comm::{Deadline, Endpoint, Error, Generation, Group, GroupConfig, Rank, ReduceOp, Secret};
+use phalanx_comm::{
+    Deadline, Endpoint, Error, Generation, Group, GroupConfig, Rank, ReduceOp, Secret, Source,
+};
 use phalanx_wire::{Hello, Side, handshake};
 use processes::{Processes, connect, own_rank, say};
 use ranks::{BINDS, Bind, HOST, LIMIT, connected, on_all, tls};
@@ -114,6 +116,35 @@ fn a_rank_that_is_stopped_before_another_needs_it_is_told_as_soon() {
         let (error, took) = (ranks.line(2), start.elapsed());
         assert!(error.contains("rank 1 is silent") && error.contains(want), "{error}");
         assert!(took < LIMIT / 4, "{took:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_left_and_ended_keeps_nobody_from_hearing_of_others() {
+    let test = "a_rank_that_left_and_ended_keeps_nobody_from_hearing_of_others";
+    if let Some(rank) = own_rank() {
+        let group = connect(rank, bind()).unwrap();
+        let mut came = [0u8];
+        match rank.0 {
+            0 => {
+                for _ in 0..2 {
+                    group.receive_tagged(&mut came, Source::Any, 1).unwrap();
+                }
+                say("heard of both");
+            }
+            1 => {
+                group.send_tagged(&[1u8], Rank(0), 1).unwrap();
+                // The others were looked at some times by then.
+                compute(Duration::from_secs(1));
+                group.send_tagged(&[1u8], Rank(0), 1).unwrap();
+            }
+            _ => group.send_tagged(&[1u8], Rank(0), 2).unwrap(),
+        }
+        return;
+    }
+    for way in 0..BINDS.len() {
+        let ranks = Processes::start(test, 3, &[(WAY, &way.to_string())]);
+        assert_eq!(ranks.line(0), "heard of both");
     }
 }
 
