@@ -6,10 +6,12 @@ use crate::common::{Common, Shared};
 use crate::element::{Element, ReduceOp};
 use crate::error::Error;
 use crate::transport::{Lost, Transport};
+use crate::watch::Watch;
 use phalanx_memory::Region;
 use phalanx_wire::{Deadline, Rank};
 use std::fs::File;
 use std::sync::Arc;
+use std::time::Instant;
 
 impl Group {
     /// A slice of zeros for this rank in memory that all ranks see: what is summed in it is summed in place, without a copy,
@@ -114,6 +116,7 @@ impl Group {
         let (mut unsent, mut missing): (Vec<usize>, Vec<usize>) = (others().collect(), others().collect());
         let mut files: Vec<Option<std::io::Result<File>>> = (0..self.world_size).map(|_| None).collect();
         let operation = || "sharing memory".to_owned();
+        let mut watch = Watch::new(self.silence(), Instant::now());
         loop {
             let mut engine = self.engine(deadline)?;
             engine.check()?;
@@ -123,14 +126,19 @@ impl Group {
                 Ok(()) => {}
                 Err((peer, lost)) => engine.fail(lost.into_error(operation(), Rank(peer as u32))),
             }
-            if deadline.expired() {
-                missing.append(&mut unsent);
-                missing.sort_unstable();
-                missing.dedup();
-                let ranks: Vec<Rank> = missing.iter().map(|&rank| Rank(rank as u32)).collect();
-                let heard = engine.mail.heard(&ranks);
-                let waited = deadline.waited();
-                engine.fail(Error::Timeout { operation: operation(), waited, missing: ranks, heard });
+            engine.check()?;
+            let awaited = || {
+                let ranks = others().filter(|other| unsent.contains(other) || missing.contains(other));
+                ranks.map(|rank| Rank(rank as u32)).collect::<Vec<Rank>>()
+            };
+            let now = Instant::now();
+            if watch.is_due(now) {
+                engine.watch(&mut watch, operation(), &awaited(), now)?;
+            }
+            if deadline.remaining_at(now).is_zero() {
+                let (missing, waited) = (awaited(), deadline.waited_at(now));
+                let heard = engine.mail.heard(&missing);
+                engine.fail(Error::Timeout { operation: operation(), waited, missing, heard });
             }
             engine.check()?;
             drop(engine);

@@ -253,22 +253,28 @@ impl Engine {
             (wait.moved, wait.since) = (self.mail.moved(), now);
         }
         if wait.watch.is_due(now) {
-            self.watch(wait, now)?;
+            let (operation, missing) = self.awaited(&wait.until);
+            self.watch(&mut wait.watch, operation, &missing, now)?;
         }
         Ok(now.saturating_duration_since(wait.since))
     }
 
     /// Looks at the ranks that are waited for; one that is known not to come is the end of the group.
-    fn watch(&mut self, wait: &mut Wait<'_>, now: Instant) -> Result<(), Error> {
-        let (operation, missing) = self.awaited(&wait.until);
-        for peer in missing {
+    pub(crate) fn watch(
+        &mut self,
+        watch: &mut Watch,
+        operation: String,
+        missing: &[Rank],
+        now: Instant,
+    ) -> Result<(), Error> {
+        for &peer in missing {
             // What comes of that was found when it was heard; its process may have ended since.
             if self.mail.took_leave(peer.index()) {
                 continue;
             }
             let Some(wires) = &mut self.wires else { return Ok(()) };
             let signs = wires.signs(peer.index());
-            let error = match wait.watch.see(peer.index(), signs, now) {
+            let error = match watch.see(peer.index(), signs, now) {
                 None => continue,
                 Some(Verdict::Lost(reason)) => Error::PeerLost { operation, peer, said_by: None, reason },
                 Some(Verdict::Silent(reason)) => Error::Silent { operation, peer, reason },

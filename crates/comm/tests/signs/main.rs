@@ -19,6 +19,9 @@ use std::time::{Duration, Instant};
 /// Which of the transports the ranks of a test use, in the environment.
 const WAY: &str = "PHALANX_TEST_WAY";
 
+/// Of memory that ranks share: a page.
+const BYTES: usize = 4096;
+
 fn bind() -> Bind {
     BINDS[std::env::var(WAY).unwrap().parse::<usize>().unwrap()]
 }
@@ -117,6 +120,25 @@ fn a_rank_that_is_stopped_before_another_needs_it_is_told_as_soon() {
         assert!(error.contains("rank 1 is silent") && error.contains(want), "{error}");
         assert!(took < LIMIT / 4, "{took:?}");
     }
+}
+
+#[test]
+fn a_rank_that_is_stopped_before_it_shares_its_memory_is_told_as_soon() {
+    let test = "a_rank_that_is_stopped_before_it_shares_its_memory_is_told_as_soon";
+    if let Some(rank) = own_rank() {
+        let group = connect(rank, bind()).unwrap();
+        if rank == Rank(1) {
+            // As if it were about to.
+            group.all_gather(&[BYTES as u64], &mut [0u64; 2]).unwrap();
+            raise(Signal::SIGSTOP).unwrap();
+        }
+        let shared = group.allocate::<u8>(BYTES).map(drop);
+        return say(&shared.unwrap_err().to_string());
+    }
+    let (ranks, start) = (Processes::start(test, 2, &[(WAY, "0")]), Instant::now());
+    let (error, took) = (ranks.line(0), start.elapsed());
+    assert!(error.contains("sharing memory: rank 1 is silent: it is stopped"), "{error}");
+    assert!(took < LIMIT / 4, "{took:?}");
 }
 
 #[test]
