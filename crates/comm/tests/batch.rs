@@ -113,6 +113,24 @@ fn small_collectives_of_a_kind_travel_as_one() {
 }
 
 #[test]
+fn ranks_that_multiply_by_other_factors_understand_each_other() {
+    on_all(2, |group| {
+        // Rank 0 has the same ones twice, rank 1 has not.
+        let factors = [[0.5, 0.5], [0.5, 0.25]][group.rank().index()].map(ReduceOp::PremulSum);
+        let want = [[2.0f32; 3], [1.5; 3]];
+        let mut values = [[2.0f32; 3]; 2];
+        let mut batch = group.batch();
+        values.iter_mut().zip(factors).for_each(|(values, op)| batch.all_reduce(values, op));
+        batch.run().unwrap();
+        assert_eq!(values, want);
+        let mut batch = group.owned_batch();
+        let members = factors.map(|op| batch.all_reduce(vec![2.0f32; 3], op));
+        let mut done = batch.start().wait(Deadline::after(LIMIT)).unwrap();
+        assert_eq!(members.map(|member| done.take(member)), want);
+    });
+}
+
+#[test]
 fn an_empty_batch_is_nothing() {
     let group = Group::solo();
     group.batch().run().unwrap();

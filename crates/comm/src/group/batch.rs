@@ -49,9 +49,9 @@ impl Key {
         Key { what, element: TypeId::of::<T>(), is_large: bytes > PACKED_BYTES }
     }
 
-    /// Whether what has one key travels with what has the other.
+    /// Whether what has one key travels with what has the other. Others may have other factors, which don't go together there.
     fn packs_with(&self, other: &Key) -> bool {
-        self == other && !self.is_large
+        self == other && !self.is_large && !self.what.has_factor()
     }
 }
 
@@ -61,6 +61,13 @@ enum What {
     ReduceScatter(ReduceOp),
     AllGather,
     Broadcast(Rank),
+}
+
+impl What {
+    /// Whether each rank has a factor of its own.
+    fn has_factor(self) -> bool {
+        matches!(self, What::AllReduce(ReduceOp::PremulSum(_)) | What::ReduceScatter(ReduceOp::PremulSum(_)))
+    }
 }
 
 /// The slices of a collective with their type forgotten; the input is empty where the output is both.
