@@ -1,7 +1,7 @@
 //! Element types, and what a reduction does with the elements of different ranks.
 //!
 //! Types of less than four bytes that aren't integers are combined in single precision and rounded to the nearest after each
-//! step. Smallest and largest of numbers, of which one is NaN, are NaN: whatever the order is, all ranks get the same.
+//! step, but for means of those whose sums could overflow. Smallest and largest of numbers, of which one is NaN, are NaN: whatever the order is, all ranks get the same.
 
 mod kinds;
 mod op;
@@ -16,7 +16,7 @@ use std::fmt;
 pub trait Element: Pod + Send + Sync + PartialEq + fmt::Debug {
     /// Its name, its number in messages, and the reductions that it takes.
     const KIND: ElementKind;
-    /// What holds the sum of as many values as there are ranks, for averages; itself where averages are rounded anyway.
+    /// What holds the sum of as many values as there are ranks, for averages; itself where it has the range.
     #[doc(hidden)]
     type Wide: Element;
     /// `into = into op from`, element by element. Panics for a reduction that the type doesn't take.

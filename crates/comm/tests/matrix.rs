@@ -179,6 +179,27 @@ fn means_of_integers_do_not_wrap_and_are_rounded_towards_zero() {
 }
 
 #[test]
+fn means_of_small_floats_do_not_overflow() {
+    fn check<T: Element>(of: fn(f32) -> T, largest: f32) {
+        on_all(3, |group| {
+            let mut values = [largest, -largest, 1.0].map(of);
+            let mut pair = [values; 2];
+            let started = group.start_all_reduce(values.to_vec(), ReduceOp::Average);
+            group.all_reduce(&mut values, ReduceOp::Average).unwrap();
+            assert_eq!(values, [largest, -largest, 1.0].map(of));
+            assert_eq!(started.wait(Deadline::after(LIMIT)).unwrap(), values);
+            let mut batch = group.batch();
+            pair.iter_mut().for_each(|values| batch.all_reduce(values, ReduceOp::Average));
+            batch.run().unwrap();
+            assert_eq!(pair, [values; 2]);
+        });
+    }
+    check(f16::from_f32, 65504.0);
+    check(F8E4M3::from_f32, 448.0);
+    check(F8E5M2::from_f32, 57344.0);
+}
+
+#[test]
 fn each_rank_may_have_a_factor_of_its_own() {
     on_all(3, |group| {
         let rank = group.rank().index();

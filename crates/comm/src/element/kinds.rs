@@ -117,12 +117,12 @@ integers! {
     17 u128, sums in u128;
 }
 
-/// A row: the number, the type, the type it is computed in, the way there and back, the way from `f64`.
+/// A row: the number, the type, the type it is computed in, the type that holds the sums of means, the way there and back.
 macro_rules! floats {
-    ($($code:literal $t:ident, in $in:ident: $there:expr, $back:expr;)*) => {
+    ($($code:literal $t:ident, in $in:ident, sums in $wide:ident: $there:expr, $back:expr;)*) => {
         $(impl Element for $t {
             const KIND: ElementKind = kind($code, Class::Float);
-            type Wide = $t;
+            type Wide = $wide;
 
             fn combine(op: ReduceOp, into: &mut [Self], from: &[Self]) {
                 let with = |f: fn($in, $in) -> $in| move |a: $t, b: $t| -> $t { ($back)(f(($there)(a), ($there)(b))) };
@@ -141,23 +141,23 @@ macro_rules! floats {
                 values.iter_mut().for_each(|value| *value = ($back)(($there)(*value) * factor as $in));
             }
 
-            fn widened(self) -> $t {
-                self
+            fn widened(self) -> $wide {
+                self.into()
             }
 
-            fn mean_of(sum: $t, ranks: usize) -> Self {
-                ($back)(($there)(sum) / ranks as $in)
+            fn mean_of(sum: $wide, ranks: usize) -> Self {
+                ($back)($in::from(sum) / ranks as $in)
             }
         })*
     };
 }
 floats! {
-    0 f32, in f32: |x: f32| x, |x: f32| x;
-    1 f64, in f64: |x: f64| x, |x: f64| x;
-    10 f16, in f32: f16::to_f32, f16::from_f32;
-    11 bf16, in f32: bf16::to_f32, bf16::from_f32;
-    12 F8E4M3, in f32: |x: F8E4M3| x.to_f32(), F8E4M3::from_f32;
-    13 F8E5M2, in f32: |x: F8E5M2| x.to_f32(), F8E5M2::from_f32;
+    0 f32, in f32, sums in f32: |x: f32| x, |x: f32| x;
+    1 f64, in f64, sums in f64: |x: f64| x, |x: f64| x;
+    10 f16, in f32, sums in f32: f16::to_f32, f16::from_f32;
+    11 bf16, in f32, sums in bf16: bf16::to_f32, bf16::from_f32;
+    12 F8E4M3, in f32, sums in f32: |x: F8E4M3| x.to_f32(), F8E4M3::from_f32;
+    13 F8E5M2, in f32, sums in f32: |x: F8E5M2| x.to_f32(), F8E5M2::from_f32;
 }
 
 impl Element for Boolean {

@@ -7,8 +7,9 @@ use std::fmt;
 pub enum ReduceOp {
     /// The sum; integers wrap. Of truths: whether any is true.
     Sum,
-    /// The sum divided by the number of ranks. Sums of integers are taken in a wider type, so they don't wrap, and their
-    /// means are rounded towards zero.
+    /// The sum divided by the number of ranks. Sums are taken in a wider type where a type's own could overflow: those of integers,
+    /// whose means are rounded towards zero, and, in single precision, those of floats of less range than that. Then more bytes are
+    /// sent than the values have.
     Average,
     /// The product; integers wrap. Of truths: whether all are true.
     Product,
