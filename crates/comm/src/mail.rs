@@ -2,10 +2,11 @@
 //!
 //! A wire carries whole messages, one after the other: those of collectives, and *letters*, which ranks send each other under
 //! a tag. A collective that looks for its message takes in the letters that come before it; one that nobody asked for yet is
-//! set aside, up to [`MAX_ASIDE`]. What is more than that stays on its wire, and its sender waits, until it is asked for; only
-//! where this rank waits for what comes behind it that is an error. Between two ranks, letters with the same tag are received
-//! in the order in which they were sent. Whoever waits for a letter of its own to be taken reads what all others send, so
-//! ranks may send to each other at once, in a ring too, whatever the size.
+//! set aside, up to [`MAX_ASIDE`], or to as much as this rank sends itself. What is more than that stays on its wire, and its sender
+//! waits, until it is asked for; only where this rank waits for what comes behind it that is an error. Between two ranks, letters
+//! with the same tag are received in the order in which they were sent. Whoever waits for a letter of its own to be taken reads
+//! what all others send, so ranks may send to each other at once, in a ring too, whatever the size: of those that wait for each other
+//! in a ring, one at least gets no more than it sends.
 //!
 //! Letters that are to go out have no bound: they are the caller's own buffers, and one more is there only because the caller
 //! made it; to hold up whoever starts to send would take from it what starting is for.
@@ -23,7 +24,7 @@ use phalanx_wire::Rank;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-/// Bytes of letters that may wait to be asked for.
+/// Bytes of letters that may wait to be asked for, of a rank that sends less itself.
 const MAX_ASIDE: usize = 1 << 30;
 
 /// Letters of more bytes are put on a shelf, where the transport has one: what is shorter goes through at once.

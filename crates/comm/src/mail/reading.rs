@@ -90,11 +90,19 @@ impl Mail {
     fn room_for(&mut self, header: &Header) -> Option<usize> {
         let size = crate::element::size_of_code(header.element())?;
         let bytes = usize::try_from(header.count()).ok()?.checked_mul(size)?;
-        let fits = bytes <= self.most_aside.saturating_sub(self.aside_bytes + weight(0));
+        let kept = self.aside_bytes + weight(0);
+        let fits = |most: usize| bytes <= most.saturating_sub(kept);
+        let fits = fits(self.most_aside) || fits(self.on_their_way());
         fits.then(|| {
             self.aside_bytes += weight(bytes);
             bytes
         })
+    }
+
+    /// What it would take to keep the letters that this rank sends.
+    fn on_their_way(&mut self) -> usize {
+        let letters = self.lines.iter_mut().flat_map(|line| &mut line.outgoing);
+        letters.map(|letter| weight(letter.buffer.bytes().len())).sum()
     }
 
     /// Brings in what is there of the letter that arrives; whether it is whole.

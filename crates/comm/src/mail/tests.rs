@@ -52,3 +52,24 @@ fn who_waits_for_what_comes_behind_it_is_told() {
     check(&|receiver| next(receiver, 2, Source::Rank(Rank(1))).map(drop));
     check(&|receiver| receiver.barrier());
 }
+
+/// However little may be set aside, and whoever sends most: one who sends as much as it gets takes it in.
+#[test]
+fn ranks_of_a_ring_that_all_send_first_get_what_is_sent() {
+    for lengths in [&[4 << 20, 4 << 20][..], &[1 << 20, 4 << 20], &[4 << 20, 1 << 20, 2 << 20]] {
+        std::thread::scope(|scope| {
+            for group in Group::threads(lengths.len()) {
+                scope.spawn(move || {
+                    let group = group.with_timeout(LIMIT / 4);
+                    group.free_engine().unwrap().mail.most_aside = 1000;
+                    let (own, n) = (group.rank().index(), lengths.len());
+                    let (next, last) = ((own + 1) % n, (own + n - 1) % n);
+                    group.send(&vec![own as u8; lengths[own]], Rank(next as u32)).unwrap();
+                    let mut came = vec![9u8; lengths[last]];
+                    group.receive(&mut came, Rank(last as u32)).unwrap();
+                    assert!(came.iter().all(|&x| x == last as u8));
+                });
+            }
+        });
+    }
+}
