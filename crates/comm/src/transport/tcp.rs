@@ -24,6 +24,8 @@ pub(crate) struct Tcp {
     receiver: Receiver,
     /// Whether the last sleep is over and nothing was looked at since.
     is_awake: bool,
+    /// Whether this rank has left, and its word hasn't: there was no room for it.
+    is_parting: bool,
 }
 
 /// What the thread that beats shares with the one that sends.
@@ -42,7 +44,8 @@ enum Channel<'a> {
 
 /// The peer has closed its end: an event that `nix` has no name for.
 const LEFT: PollFlags = PollFlags::from_bits_retain(nix::libc::POLLRDHUP);
-/// How much the kernel may keep of what is sent: asked for when a rank parts, so that there is room for its word.
+/// How much the kernel may keep of what is sent: asked for when a rank parts, so that there is room for its word. A system may allow
+/// less (`net.core.wmem_max`), and then the word waits until the peer takes some of what lies before it.
 const ROOM_TO_PART: usize = 4 << 20;
 /// Bytes that came in too late and are let go, so that the kernel doesn't take back what it still has to send.
 const MAX_LATE: u64 = 64 << 20;
@@ -63,7 +66,7 @@ impl Tcp {
         stream.set_nodelay(true)?;
         let line = Arc::new(Line { stream, sender: Mutex::default(), session });
         pulse.keep(&line)?;
-        Ok(Tcp { line, receiver: Receiver::default(), is_awake: false })
+        Ok(Tcp { line, receiver: Receiver::default(), is_awake: false, is_parting: false })
     }
 
     /// Whether the peer has closed its end.
@@ -80,6 +83,15 @@ impl Tcp {
     /// Takes what came, for nobody. A connection that broke meanwhile has nothing more.
     fn let_go(&mut self) {
         let _ = std::io::copy(&mut (&*self.line.stream).take(MAX_LATE), &mut std::io::sink());
+    }
+
+    /// Ends the connection behind the last word, unless that has still to be said. Where it can't be, the end says enough.
+    fn close(&mut self, said: Result<bool>) {
+        self.is_parting = matches!(said, Ok(false));
+        if !self.is_parting {
+            // Not both directions: the kernel would answer what still comes by taking back what it didn't send yet.
+            let _ = self.line.stream.shutdown(Shutdown::Write);
+        }
     }
 
     /// Why a peer is lost that takes nothing any more: it may have said so.
@@ -212,15 +224,20 @@ impl Wire for Tcp {
 
     fn is_delivered(&mut self) -> bool {
         self.let_go();
+        if self.is_parting {
+            let said = self.line.sender().flush(&mut self.line.channel());
+            self.close(said);
+            if self.is_parting {
+                return false;
+            }
+        }
         info::info(&self.line.stream).map_or(true, |known| known.unacknowledged == 0 && known.unsent == 0)
     }
 
     fn part(&mut self, word: &Word) {
-        // Where it can't be told, or not now, the end of the connection says enough.
         let _ = setsockopt(&self.line.stream, sockopt::SndBuf, &ROOM_TO_PART);
-        let _ = self.line.sender().part(&mut self.line.channel(), word);
-        // Not both directions: the kernel would answer what still comes by taking back what it didn't send yet.
-        let _ = self.line.stream.shutdown(Shutdown::Write);
+        let said = self.line.sender().part(&mut self.line.channel(), word);
+        self.close(said);
     }
 }
 
@@ -228,5 +245,41 @@ impl Drop for Tcp {
     fn drop(&mut self) {
         // For the same reason nothing is left unread.
         self.let_go();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::word::Why;
+    use phalanx_wire::Rank;
+    use std::net::{Ipv4Addr, TcpListener};
+    use std::time::{Duration, Instant};
+
+    /// Two ends, which give no signs of life.
+    fn pair() -> [Tcp; 2] {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let dialed = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        [dialed, listener.accept().unwrap().0].map(|stream| Tcp::new(stream, &Pulse::default()).unwrap())
+    }
+
+    #[test]
+    fn a_word_that_finds_no_room_is_said_when_there_is_some() {
+        let [mut a, mut b] = pair();
+        // It can be no more when the rank parts, as where a system allows little.
+        setsockopt(&a.line.stream, sockopt::SndBuf, &ROOM_TO_PART).unwrap();
+        let mut bytes = vec![7; 1 << 20];
+        while a.try_send(&bytes).unwrap() > 0 {}
+        let word = Word { by: Rank(3), why: Why::Ended, text: "enough".into() };
+        a.part(&word);
+        let until = Instant::now() + Duration::from_secs(20);
+        let lost = loop {
+            a.is_delivered();
+            match b.try_receive(&mut bytes) {
+                Ok(_) => assert!(Instant::now() < until, "nothing more comes"),
+                Err(lost) => break lost,
+            }
+        };
+        assert!(matches!(&lost, Lost::Told(told) if *told == word), "{lost:?}");
     }
 }

@@ -59,6 +59,8 @@ pub(super) struct Sender {
     untold: usize,
     /// Whether anything went out since [`Sender::beat`] was called last.
     moved: bool,
+    /// Whether the last word was said, which nothing follows.
+    has_parted: bool,
 }
 
 impl Sender {
@@ -127,7 +129,7 @@ impl Sender {
     }
 
     /// Finishes what was begun, as far as it goes now; whether that is all.
-    fn flush(&mut self, to: &mut impl Write) -> Result<bool> {
+    pub(super) fn flush(&mut self, to: &mut impl Write) -> Result<bool> {
         while self.at < self.rest.len() {
             let written = accepted(to.write(&self.rest[self.at..]))?;
             if written == 0 {
@@ -142,27 +144,29 @@ impl Sender {
     /// Says that this process lives, between two frames, unless other things that went out since the last call say so.
     pub(super) fn beat(&mut self, to: &mut impl Write) -> Result<()> {
         let is_free = self.flush(to)?;
-        if is_free && !self.moved {
+        if is_free && !self.moved && !self.has_parted {
             self.append(to, &head(Kind::Beat, 0))?;
         }
         self.moved = false;
         Ok(())
     }
 
-    /// Says why this rank leaves, once the frame that was begun is whole: as far as that goes without waiting.
-    pub(super) fn part(&mut self, to: &mut impl Write, word: &Word) -> Result<()> {
+    /// Says why this rank leaves, once the frame that was begun is whole: as far as that goes without waiting; whether that is all
+    /// of it.
+    pub(super) fn part(&mut self, to: &mut impl Write, word: &Word) -> Result<bool> {
         let word = word.encode();
+        self.has_parted = true;
         self.append(to, &[&head(Kind::Word, word.len()), &word[..]].concat())
     }
 
     /// A frame that isn't data goes after what was begun.
-    fn append(&mut self, to: &mut impl Write, frame: &[u8]) -> Result<()> {
+    fn append(&mut self, to: &mut impl Write, frame: &[u8]) -> Result<bool> {
         if self.at == self.rest.len() {
             self.rest.clear();
             (self.at, self.data_end) = (0, 0);
         }
         self.rest.extend_from_slice(frame);
-        self.flush(to).map(|_| ())
+        self.flush(to)
     }
 }
 
