@@ -444,13 +444,14 @@ mod tests {
     #[test]
     fn a_nap_is_as_short_as_it_is_meant_to_be() {
         let [group, _other] = two_ranks();
-        let shortest = (0..50).map(|_| {
+        let shortest = (0..50).filter_map(|_| {
             let (begun, after) = (Instant::now(), Duration::from_millis(4));
             let mut at = At { done: begun + after, usual: None, looks: Vec::new() };
             group.wait_elsewhere(Deadline::after(Duration::from_secs(60)), &mut at).unwrap();
             // Behind the time in which it may spin.
             let naps = at.looks.windows(2).filter(|pair| pair[0] - begun > Duration::from_millis(1));
-            naps.map(|pair| pair[1] - pair[0]).min().unwrap()
+            // One that others kept from its core has none there.
+            naps.map(|pair| pair[1] - pair[0]).min()
         });
         // Rounded up to milliseconds none would be shorter than one.
         assert!(shortest.min().unwrap() < Duration::from_micros(900));
