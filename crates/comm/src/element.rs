@@ -1,7 +1,8 @@
 //! Element types, and what a reduction does with the elements of different ranks.
 //!
 //! Types of less than four bytes that aren't integers are combined in single precision and rounded to the nearest after each
-//! step, but for means of those whose sums could overflow. Smallest and largest of numbers, of which one is NaN, are NaN: whatever the order is, all ranks get the same.
+//! step, but for means of those whose sums could overflow. Smallest and largest of numbers, of which one is NaN, are NaN: whatever
+//! the order is, all ranks get the same.
 
 mod kinds;
 mod op;
