@@ -18,6 +18,16 @@ pub(crate) enum Signs {
     Network(Traffic),
 }
 
+impl Signs {
+    /// How long a peer may be silent that may be so for `limit` where nothing comes between.
+    fn limit(&self, limit: Duration) -> Duration {
+        match self {
+            Signs::Network(traffic) => limit.max(traffic.lossy_pause),
+            Signs::Unseen | Signs::Process(_) => limit,
+        }
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum State {
     Runs,
@@ -36,6 +46,8 @@ pub(crate) struct Traffic {
     pub(crate) unread: bool,
     /// For how long nothing was acknowledged, if something was sent again for that.
     pub(crate) unanswered: Option<Duration>,
+    /// How long nothing may come over this link, either way, because something is lost on it now and then.
+    pub(crate) lossy_pause: Duration,
     /// Bytes that came, and bytes that were acknowledged, since the connection was made.
     pub(crate) moved: u64,
 }
@@ -50,8 +62,9 @@ pub(crate) enum Verdict {
 }
 
 /// What `signs` mean of a peer that has been watched without a pause for so long, and that looked as it does for `lasting` of
-/// that, where a rank may be silent for `limit`. The watch counts because this rank may have been stopped itself.
+/// that, where a rank may be silent for `limit`, and longer where its link is as slow as that. The watch counts because this rank may have been stopped itself.
 pub(crate) fn judge(signs: &Signs, watched: Duration, lasting: Duration, limit: Duration) -> Option<Verdict> {
+    let limit = signs.limit(limit);
     let over = |time: Duration| time.min(watched) >= limit;
     match *signs {
         Signs::Unseen | Signs::Process(State::Runs) => None,
@@ -79,6 +92,7 @@ pub(crate) fn judge(signs: &Signs, watched: Duration, lasting: Duration, limit: 
 
 /// Whether a peer's host left what was sent to it unanswered for `limit`, as far as it was watched.
 pub(crate) fn is_cut_off(signs: &Signs, watched: Duration, limit: Duration) -> bool {
+    let limit = signs.limit(limit);
     matches!(signs, Signs::Network(Traffic { unanswered: Some(time), .. }) if (*time).min(watched) >= limit)
 }
 
@@ -146,6 +160,21 @@ mod tests {
                 Some("can't be reached: 3.0s without an acknowledgement"),
             ),
             (Signs::Network(Traffic { unread: true, ..cut }), secs(3), secs(3), Some("can't be reached")),
+            // Over a link that takes so long to make good what it has lost.
+            (Signs::Network(Traffic { lossy_pause: secs(5), ..quiet }), secs(99), secs(99), None),
+            (Signs::Network(Traffic { lossy_pause: secs(5), ..cut }), secs(99), secs(99), None),
+            (
+                Signs::Network(Traffic { lossy_pause: secs(3), ..quiet }),
+                secs(3),
+                secs(3),
+                Some("no sign of life"),
+            ),
+            (
+                Signs::Network(Traffic { lossy_pause: secs(3), ..cut }),
+                secs(3),
+                secs(3),
+                Some("can't be reached"),
+            ),
             // It is far away, and what it sends still comes.
             (Signs::Network(Traffic { unanswered: Some(secs(1)), ..beats }), secs(99), secs(99), None),
         ];

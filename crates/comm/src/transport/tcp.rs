@@ -47,6 +47,9 @@ const LEFT: PollFlags = PollFlags::from_bits_retain(nix::libc::POLLRDHUP);
 /// How much the kernel may keep of what is sent: asked for when a rank parts, so that there is room for its word. A system may allow
 /// less (`net.core.wmem_max`), and then the word waits until the peer takes some of what lies before it.
 const ROOM_TO_PART: usize = 4 << 20;
+/// After so many of the times in which what is lost is sent again nothing is missing any more that was lost twice: the second time is
+/// twice as long as the first.
+const LOSSY_PAUSE: u32 = 4;
 /// Bytes that came in too late and are let go, so that the kernel doesn't take back what it still has to send.
 const MAX_LATE: u64 = 64 << 20;
 
@@ -218,6 +221,7 @@ impl Wire for Tcp {
             arrived: known.arrived,
             unread,
             unanswered: known.is_owed_answer().then_some(known.unanswered),
+            lossy_pause: LOSSY_PAUSE * known.is_resent_after(),
             moved: known.acknowledged + known.received,
         })
     }

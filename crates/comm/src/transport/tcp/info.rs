@@ -24,12 +24,20 @@ pub(super) struct Info {
     /// Since data came last, and since an acknowledgement came last.
     pub(super) silent: Duration,
     pub(super) unanswered: Duration,
+    /// How long an acknowledgement takes, and by how much that differs from one to the next, in the mean.
+    pub(super) round_trip: Duration,
+    pub(super) variation: Duration,
     /// Bytes that were acknowledged, and that came.
     pub(super) acknowledged: u64,
     pub(super) received: u64,
 }
 
 impl Info {
+    /// When the system takes what was sent for lost and sends it again (RFC 6298), as far as this link asks for it.
+    pub(super) fn is_resent_after(&self) -> Duration {
+        self.round_trip + 4 * self.variation
+    }
+
     /// Whether the peer's host should have answered: something was sent again for it, or can't even be sent though there is room.
     pub(super) fn is_owed_answer(&self) -> bool {
         let is_stuck = self.unsent > 0 && self.unacknowledged == 0 && self.room > 2 * self.segment;
@@ -51,12 +59,15 @@ pub(super) fn info(stream: &TcpStream) -> Result<Info> {
     // Places in `struct tcp_info`, which only ever grows at its end; what an old kernel leaves out is 0.
     let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
     let long = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
-    let ms = |at: usize| Duration::from_millis(word(at).into());
+    let [ms, us] =
+        [Duration::from_millis, Duration::from_micros].map(|unit| move |at: usize| unit(word(at).into()));
     Ok(Info {
         again: bytes[2],
         unacknowledged: word(24),
         silent: ms(52),
         unanswered: ms(56),
+        round_trip: us(68),
+        variation: us(72),
         acknowledged: long(120),
         received: long(128),
         unsent: word(144),
@@ -86,6 +97,8 @@ mod tests {
         let known = info(&a).unwrap();
         assert!((1000..=1001).contains(&known.acknowledged), "{} bytes acknowledged", known.acknowledged);
         assert_eq!((known.unacknowledged, known.unsent, known.again), (0, 0, 0));
+        let answered = [known.round_trip, known.variation];
+        assert!(answered.iter().all(|time| (1..1_000_000).contains(&time.as_micros())), "{answered:?}");
         // Nobody reads, so the most of it stays here.
         a.set_nonblocking(true).unwrap();
         while a.write(&[7; 1 << 16]).is_ok() {}
