@@ -422,3 +422,20 @@ fn a_run_that_is_started_again_before_it_has_a_checkpoint_takes_none_of_another_
     let steps = events(&folder.path().join("run")).into_iter().filter(|event| event["event"] == "step");
     assert_eq!(steps.map(|step| step["step"].as_u64()).max(), Some(Some(2)), "{said}");
 }
+
+/// Where the number of nodes is left to chance, the samples of a step aren't.
+#[test]
+fn a_run_that_comes_back_with_fewer_nodes_takes_the_steps_that_it_would_have_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    done(folder.path(), &["--steps", "5", "--out", "run", "--nproc-per-node", "2"]);
+    let mut command = phalanx(folder.path());
+    command.args(["run", "--nnodes", "1:2", "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", "back"]);
+    command.args(["--rdzv-conf", "last_call_timeout=0.1", "--nproc-per-node", "1", "--"]);
+    command.arg(env!("CARGO_BIN_EXE_phalanx")).args(["train", "mnist-mini", "--seed", "4", "--resume"]);
+    let out = command.args(["--out", "run", "--steps", "8"]).output().unwrap();
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    let told = events(&folder.path().join("run"));
+    let step = told.iter().rfind(|event| event["event"] == "step").unwrap();
+    let of_last = ["step", "samples", "world_size"].map(|key| step[key].as_u64().unwrap());
+    assert_eq!(of_last, [7, 8 * 64, 1]);
+}

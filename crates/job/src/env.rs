@@ -40,6 +40,8 @@ pub mod names {
     pub const GENERATION: &str = "PHALANX_GENERATION";
     /// `1` in a run that goes on when workers are lost, and with others that come.
     pub const ELASTIC: &str = "PHALANX_ELASTIC";
+    /// How many nodes the run may have, as in `1:4`.
+    pub const NODES: &str = "PHALANX_NODES";
     pub const RUN_DIR: &str = "PHALANX_RUN_DIR";
     /// Compute threads of each worker, if somebody asks for a number: then they stay, whoever comes or goes.
     pub const THREADS: &str = "PHALANX_THREADS";
@@ -84,6 +86,8 @@ pub struct WorkerEnv {
     pub generation: Generation,
     /// Whether the run goes on when workers are lost, and with others that come.
     pub elastic: bool,
+    /// Whether it may have more nodes than it began with, or fewer, for good.
+    pub varies: bool,
     /// How often that was done before this one was started.
     pub restarts: usize,
     /// The run.
@@ -315,6 +319,8 @@ impl WorkerEnv {
             whereabouts: number(names::COORDINATOR_FD)?.and_then(|fd| Whereabouts::inherited(fd as u32)),
             generation: Generation(number(names::GENERATION)?.unwrap_or(0) as u64),
             elastic: number(names::ELASTIC)?.is_some_and(|yes| yes > 0),
+            varies: get(names::NODES)
+                .is_some_and(|nodes| nodes.split_once(':').is_some_and(|(least, most)| least != most)),
             restarts: number(names::RESTART_COUNT)?.unwrap_or(0),
             run_id,
             run_dir: get(names::RUN_DIR).map(PathBuf::from),

@@ -71,6 +71,10 @@ pub(crate) fn variables(given: &Given<'_>, local: usize) -> Vec<(&'static str, S
         (names::SECRET_FD, given.secret.to_string()),
         (names::GENERATION, given.generation.to_string()),
         (names::ELASTIC, u8::from(spec.is_elastic()).to_string()),
+        (
+            names::NODES,
+            spec.nodes.as_ref().map_or("1".into(), |nodes| format!("{}:{}", nodes.least, nodes.most)),
+        ),
         (names::RUN_DIR, given.run_dir.path().display().to_string()),
         (names::SHARE, given.threads.to_string()),
     ];

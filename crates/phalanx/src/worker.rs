@@ -40,6 +40,10 @@ pub struct Worker {
     link: Option<Arc<Mutex<Link>>>,
     /// Whether the run goes on when workers are lost, and with others that come.
     is_elastic: bool,
+    /// How many ranks there were to be when this one was started.
+    launched: usize,
+    /// Whether that number is whatever there happens to be.
+    varies: bool,
     /// How many callers go on in place at the moment.
     in_place: AtomicUsize,
     /// Whether another rank's failure was told already, which a panic then only follows.
@@ -118,6 +122,8 @@ impl Worker {
             run_dir: None,
             link: None,
             is_elastic: false,
+            launched: 1,
+            varies: false,
             in_place: AtomicUsize::new(0),
             followed: Arc::default(),
             host: None,
@@ -229,6 +235,8 @@ impl Worker {
             run_dir,
             link: Some(link),
             is_elastic,
+            launched: env.world_size,
+            varies: env.varies,
             in_place: AtomicUsize::new(0),
             followed,
             host,
@@ -287,6 +295,16 @@ impl Worker {
     /// Whether this is rank 0, which alone prints and writes shared files.
     pub fn is_first(&self) -> bool {
         self.rank.load(Ordering::Relaxed) == 0
+    }
+
+    /// How many ranks there were to be when this one was started: some may be lost since.
+    pub(crate) fn launched(&self) -> usize {
+        self.launched
+    }
+
+    /// Whether the number of ranks is whatever there happens to be, so that it says nothing of what is wanted.
+    pub(crate) fn varies(&self) -> bool {
+        self.varies
     }
 }
 

@@ -131,10 +131,7 @@ impl<'a> Run<'a> {
         }
         let strategy = strategy(trainer, &group, model, parameters, speaker)?;
         let global_batch = match standing {
-            Standing::Fresh => {
-                let sharers = trainer.logical_shards.unwrap_or(strategy.place().world_size);
-                sharers.saturating_mul(trainer.batch_size).saturating_mul(trainer.accumulate)
-            }
+            Standing::Fresh => fresh_batch(trainer, worker, &group, &*strategy)?,
             Standing::Lost { global_batch } | Standing::Holds { global_batch } => global_batch,
         };
         let order = if trainer.shuffle { Order::Shuffled { seed: trainer.seed } } else { Order::Stored };
@@ -578,4 +575,57 @@ pub(crate) fn strategy(
             })
         }
     })
+}
+
+/// The samples of a step of a run that nobody has anything of yet: those of all ranks that there were to be, though some may be lost
+/// already, and where the number of ranks is left to chance those of the checkpoint that it goes on from.
+fn fresh_batch(
+    trainer: &Trainer,
+    worker: &Worker,
+    group: &Group,
+    strategy: &dyn Strategy,
+) -> Result<usize, Error> {
+    let of_one = trainer.batch_size.saturating_mul(trainer.accumulate);
+    if let Some(shards) = trainer.logical_shards {
+        return Ok(of_one.saturating_mul(shards));
+    }
+    if let Some(config) = trainer.checkpoint.as_ref().filter(|config| config.resume) {
+        let mut told = [match worker.is_first() && worker.varies() {
+            true => config.global_batch_before().unwrap_or(0),
+            false => 0,
+        }];
+        group.broadcast(&mut told, Rank(0))?;
+        let told = usize::try_from(told[0]).unwrap_or(0);
+        if told > 0 && told.is_multiple_of(of_one) {
+            return Ok(told);
+        }
+    }
+    let mut launched = [worker.launched() as u64];
+    group.all_reduce(&mut launched, ReduceOp::Max)?;
+    let replicas = replicas_of_all(strategy.place().world_size, group.world_size(), launched[0] as usize);
+    Ok(of_one.saturating_mul(replicas))
+}
+
+/// Who would share a step, if all ranks that were launched had come, where `replicas` of `ranks` that are here do.
+fn replicas_of_all(replicas: usize, ranks: usize, launched: usize) -> usize {
+    replicas * launched.max(ranks) / ranks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_that_are_lost_before_the_first_step_count() {
+        // Replicas and ranks that are here, ranks that were launched: one a replica, two and four.
+        for (replicas, ranks, launched, want) in
+            [(2, 2, 2, 2), (1, 1, 2, 2), (2, 2, 3, 3), (3, 3, 1, 3), (1, 2, 4, 2), (2, 8, 8, 2), (1, 4, 8, 2)]
+        {
+            assert_eq!(
+                replicas_of_all(replicas, ranks, launched),
+                want,
+                "{replicas} of {ranks} of {launched}"
+            );
+        }
+    }
 }
