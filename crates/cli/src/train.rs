@@ -15,6 +15,7 @@ use crate::run::{Gpus, fresh_run_id, hang_limits, number_of_workers, refuse_trou
 use crate::runs;
 use crate::say::{self, print, say};
 use anyhow::{Context, Result};
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::{SigSet, Signal};
 use phalanx::checkpoint::{CheckpointConfig, Head, InitialWeights, Manifest, Spoilt};
 use phalanx::data::{Location, Network, Places, Split, listing, open};
@@ -30,6 +31,9 @@ use phalanx_job::{DRAINED, RunDir, WorkerEnv, names};
 use phalanx_launch::{Console, LaunchSpec, LocalRank};
 use signal_hook::consts::{SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::flag;
+use std::fs;
+use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,7 +52,8 @@ pub(crate) fn train(args: &TrainArgs) -> Result<u8> {
         return Ok(0);
     }
     let name = args.recipe.as_deref().unwrap_or_default();
-    let recipe = configured(name, args).map_err(|error| WrongUsage(error.to_string()))?;
+    let text = recipe_text(name)?;
+    let recipe = configured(name, text.as_deref(), args).map_err(|error| WrongUsage(error.to_string()))?;
     if args.print {
         print(recipe.to_toml().trim_end());
         return Ok(0);
@@ -61,16 +66,41 @@ pub(crate) fn train(args: &TrainArgs) -> Result<u8> {
             }
             work(args, &recipe, &env)
         }
-        None => lead(args, &recipe),
+        None => lead(args, &recipe, text.as_deref()),
     }
 }
 
-/// The recipe with everything that was typed. What makes no sense is found here, before any process is started.
-pub(crate) fn configured(name: &str, args: &TrainArgs) -> Result<Recipe, Error> {
+/// The text of the recipe's file, if it has one: for a worker that `phalanx train` has started as it was when the run began, though
+/// it may have been edited since.
+fn recipe_text(name: &str) -> Result<Option<String>> {
+    let kept = std::env::var(names::RECIPE_FD).ok().filter(|_| std::env::var_os(names::LED).is_some());
+    match kept {
+        Some(fd) => {
+            let kept = fs::read_to_string(format!("/proc/self/fd/{fd}"));
+            Ok(Some(kept.context("the recipe that the run began with can't be read")?))
+        }
+        None => Ok(Recipe::text(name).map_err(|error| WrongUsage(error.to_string()))?),
+    }
+}
+
+/// Memory that holds the text of the recipe's file for the workers, who inherit its descriptor.
+fn kept_recipe(text: &str) -> Result<fs::File> {
+    let made = memfd_create(c"phalanx-recipe", MFdFlags::empty()).context("no memory for the recipe")?;
+    let mut file = fs::File::from(made);
+    file.write_all(text.as_bytes()).context("no memory for the recipe")?;
+    Ok(file)
+}
+
+/// The recipe with everything that was typed; `text` is that of its file, if that was read already. What makes no sense is found here,
+/// before any process is started.
+pub(crate) fn configured(name: &str, text: Option<&str>, args: &TrainArgs) -> Result<Recipe, Error> {
     // A strategy gives other keys their meaning.
     let strategy = args.strategy.iter().map(|strategy| format!("parallel.strategy={strategy}"));
     let set: Vec<String> = strategy.chain(args.set.iter().cloned()).collect();
-    let mut recipe = Recipe::load(name, &set)?;
+    let mut recipe = match text {
+        Some(text) => Recipe::load_text(name, text, &set)?,
+        None => Recipe::load(name, &set)?,
+    };
     if args.skip_bad {
         recipe.set(["data.skip_bad=true"])?;
     }
@@ -101,7 +131,7 @@ pub(crate) fn configured(name: &str, args: &TrainArgs) -> Result<Recipe, Error> 
 }
 
 /// The agent: gets the data once, starts the workers, reports.
-fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
+fn lead(args: &TrainArgs, recipe: &Recipe, text: Option<&str>) -> Result<u8> {
     refuse_trouble()?;
     phalanx::check_environment().map_err(|error| WrongUsage(error.to_string()))?;
     let parts = own_parts(args);
@@ -148,6 +178,10 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
         ));
     }
     let max_restarts = args.max_restarts.unwrap_or(MAX_RESTARTS);
+    let kept = text.map(kept_recipe).transpose()?;
+    let mut variables = vec![(names::LED.into(), "1".into())];
+    variables.extend(end.map(drain::variable));
+    variables.extend(kept.as_ref().map(|file| (names::RECIPE_FD.into(), file.as_raw_fd().to_string())));
     let spec = LaunchSpec {
         program: std::env::current_exe().context("the path of this program")?.into(),
         args: std::env::args_os().skip(1).collect(),
@@ -162,7 +196,7 @@ fn lead(args: &TrainArgs, recipe: &Recipe) -> Result<u8> {
         grace: GRACE,
         max_restarts,
         held_signals: vec![SIGUSR1],
-        variables: end.map(drain::variable).into_iter().chain([(names::LED.into(), "1".into())]).collect(),
+        variables,
         tls: args.tls || tls_is_asked_for()?,
         hang_limits: hang_limits(args.hang_timeout.as_deref())?,
         ..LaunchSpec::default()

@@ -439,3 +439,56 @@ fn a_run_that_comes_back_with_fewer_nodes_takes_the_steps_that_it_would_have_tak
     let of_last = ["step", "samples", "world_size"].map(|key| step[key].as_u64().unwrap());
     assert_eq!(of_last, [7, 8 * 64, 1]);
 }
+
+/// Who takes the place of another reads the recipe that the run began with, and not what was made of it for the next one.
+#[test]
+fn a_recipe_that_is_edited_changes_no_run_that_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = folder.path().join("mine.toml");
+    let printed = phalanx(folder.path()).args(["train", "mnist-mini", "--print"]).output().unwrap();
+    fs::write(&recipe, &printed.stdout).unwrap();
+    let train = |out: &str| {
+        let mut command = phalanx(folder.path());
+        command.args(["train", "mine.toml", "--json", "--steps", "1500", "--out", out]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let mut child = train("edited");
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    while !line.starts_with("{\"event\":\"step\",\"step\":3,") {
+        line.clear();
+        assert!(lines.read_line(&mut line).unwrap() > 0, "the run has ended");
+    }
+    let other =
+        text(&printed.stdout).replace("lr = 0.05", "lr = 0.5").replace("batch_size = 32", "batch_size = 8");
+    fs::write(&recipe, other).unwrap();
+    let pid = user::worker(&folder.path().join("edited"), 1).to_string();
+    assert!(Command::new("kill").args(["-KILL", &pid]).status().unwrap().success());
+    lines.read_to_end(&mut Vec::new()).unwrap();
+    let out = child.wait_with_output().unwrap();
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    assert!(text(&out.stderr).contains("another takes its place"), "{}", text(&out.stderr));
+    fs::write(&recipe, &printed.stdout).unwrap();
+    assert!(train("whole").wait_with_output().unwrap().status.success());
+    let [edited, whole] = ["edited", "whole"].map(|out| told(&folder.path().join(out)));
+    assert_eq!((edited.len(), &edited[edited.len() - 1][..2]), (whole.len(), &whole[whole.len() - 1][..2]));
+    let samples = |told: &[[String; 4]]| told.iter().rfind(|event| event[0] == "step").unwrap()[3].clone();
+    assert_eq!(samples(&edited), samples(&whole));
+}
+
+#[test]
+fn ranks_that_would_train_otherwise_are_told_how() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = phalanx(folder.path());
+    command.args(["run", "--nproc-per-node", "2", "--max-restarts", "1", "--", "sh", "-c"]);
+    let program = format!(
+        "exec {} train mnist-mini --steps 3 --set optimizer.lr=0.$((RANK+1)) --set train.threads=$((RANK+1))",
+        env!("CARGO_BIN_EXE_phalanx")
+    );
+    let out = command.arg(program).output().unwrap();
+    let said = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    let words = "rank 1 would train otherwise than rank 0: optimizer.lr is 0.2 there, and here 0.1\n";
+    assert!(said.contains(words) && said.contains("not started again"), "{said}");
+}

@@ -59,6 +59,8 @@ pub mod names {
     pub const START_TIME: &str = "PHALANX_START_TIME";
     /// `1` to begin although clocks of nodes differ, or nodes don't share the run's folder; `0` is as if it weren't set.
     pub const UNCHECKED: &str = "PHALANX_UNCHECKED";
+    /// The inherited descriptor of the text of its recipe's file, as it was when the run began.
+    pub const RECIPE_FD: &str = "PHALANX_RECIPE_FD";
     /// Set for workers of `phalanx train`, whose command line is its own.
     pub const LED: &str = "PHALANX_TRAIN";
     /// Set by torchrun where its agent listens at `MASTER_PORT` itself.

@@ -11,21 +11,29 @@ const LONGEST: u64 = 1 << 20;
 /// Fails, on every rank with the same words, unless the models of all ranks have the same parameters and buffers: the same
 /// names and shapes in the same order. Names the first difference to rank 0.
 pub(crate) fn same_model(group: &Group, parameters: &Parameters) -> Result<(), Error> {
-    let text = description(parameters);
+    let Some((rank, first, other)) = first_that_differs(group, &description(parameters))? else {
+        return Ok(());
+    };
+    let (ours, theirs) = first_difference(&first, &other);
+    Err(Error::DifferentModels { rank, theirs, ours })
+}
+
+/// The first rank whose text isn't that of rank 0, with rank 0's text and its own, or as much of them as a MiB; the same on all ranks,
+/// which all have to ask.
+pub fn first_that_differs(group: &Group, text: &str) -> Result<Option<(u32, String, String)>, Error> {
     let own = [digest(text.as_bytes()), text.len() as u64];
     let mut all = vec![0; 2 * group.world_size()];
     group.all_gather(&own, &mut all)?;
     let all = all.as_chunks::<2>().0;
-    let Some(rank) = all.iter().position(|other| *other != all[0]) else { return Ok(()) };
+    let Some(rank) = all.iter().position(|other| *other != all[0]) else { return Ok(None) };
     // All ranks see the difference, so all take part in telling it.
     let told = |from: usize| -> Result<String, Error> {
-        let mut bytes = if group.rank().index() == from { text.clone().into_bytes() } else { Vec::new() };
+        let mut bytes = if group.rank().index() == from { text.as_bytes().to_vec() } else { Vec::new() };
         bytes.resize(all[from][1].min(LONGEST) as usize, 0);
         group.broadcast(&mut bytes, Rank(from as u32))?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     };
-    let (ours, theirs) = first_difference(&told(0)?, &told(rank)?);
-    Err(Error::DifferentModels { rank: rank as u32, theirs, ours })
+    Ok(Some((rank as u32, told(0)?, told(rank)?)))
 }
 
 /// A line a parameter or buffer.

@@ -56,6 +56,7 @@ mod single;
 mod strategy;
 mod tensor_parallel;
 
+pub use agreement::first_that_differs;
 pub use between_gpus::BetweenGpus;
 pub use buckets::buckets;
 pub use ddp::{Compress, Ddp, DdpConfig};

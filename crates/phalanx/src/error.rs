@@ -205,6 +205,16 @@ pub enum Error {
     /// The run can't go on from a checkpoint.
     #[error(transparent)]
     Checkpoint(#[from] crate::checkpoint::CheckpointError),
+    /// A rank has another recipe, or other data, than rank 0.
+    #[error(
+        "rank {rank} would train otherwise than rank 0: {differences}\nhint: give all ranks the same recipe, flags and data, and leave these alone while a run goes on: who takes another's place reads them anew"
+    )]
+    OtherTraining {
+        /// The first that has.
+        rank: u32,
+        /// What differs, by name.
+        differences: String,
+    },
     /// Ranks were lost with parts of the model that nobody else has.
     #[error(
         "parts of the model were lost with other workers, and there is no checkpoint to go on from: the run begins again\nhint: take one now and then (train.checkpoint_every)"
@@ -270,6 +280,7 @@ impl Error {
             | Error::BesidePrecision { .. }
             | Error::SharedInParts
             | Error::NothingToJudge { .. }
+            | Error::OtherTraining { .. }
             | Error::NoAccuracy
             | Error::Mismatch { .. }
             | Error::OtherHead { .. }

@@ -10,7 +10,7 @@ mod fit;
 mod keys;
 mod layout;
 
-pub(crate) use changes::changes;
+pub(crate) use changes::{changes, values};
 pub use keys::{KEYS, Key, Kind};
 pub use layout::LaidOut;
 
@@ -581,9 +581,37 @@ impl Recipe {
         Ok(recipe)
     }
 
+    /// The same, where the text of the file is known already.
+    ///
+    /// # Errors
+    /// As [`Recipe::load`].
+    pub fn load_text(recipe: &str, text: &str, set: &[String]) -> Result<Recipe, RecipeError> {
+        let path = Path::new(recipe);
+        let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+        let mut recipe = Recipe::parse(&name, &path.display().to_string(), text)?;
+        recipe.set(set.iter().map(String::as_str))?;
+        Ok(recipe)
+    }
+
+    /// The text of the file that [`Recipe::load`] reads; none where the recipe is a built-in one.
+    ///
+    /// # Errors
+    /// It can't be read, or is too long for a recipe.
+    pub fn text(recipe: &str) -> Result<Option<String>, RecipeError> {
+        if !(recipe.contains('/') || recipe.ends_with(".toml")) {
+            return Ok(None);
+        }
+        let path = Path::new(recipe);
+        let failed = |error| RecipeError::Io { path: path.to_path_buf(), error };
+        if fs::metadata(path).map_err(failed)?.len() > MAX_BYTES {
+            return Err(failed(std::io::Error::other(format!("it is longer than {MAX_BYTES} bytes"))));
+        }
+        fs::read_to_string(path).map(Some).map_err(failed)
+    }
+
     fn find(recipe: &str) -> Result<Recipe, RecipeError> {
-        if recipe.contains('/') || recipe.ends_with(".toml") {
-            return Recipe::read(Path::new(recipe));
+        if let Some(text) = Recipe::text(recipe)? {
+            return Recipe::load_text(recipe, &text, &[]);
         }
         match BUILT_IN.iter().find(|(name, _)| *name == recipe) {
             Some((name, text)) => Recipe::parse(name, name, text),
@@ -592,17 +620,6 @@ impl Recipe {
                 nearest: keys::nearest(recipe, BUILT_IN.iter().map(|(name, _)| *name)),
             }),
         }
-    }
-
-    fn read(path: &Path) -> Result<Recipe, RecipeError> {
-        let failed = |error| RecipeError::Io { path: path.to_path_buf(), error };
-        if fs::metadata(path).map_err(failed)?.len() > MAX_BYTES {
-            let error = std::io::Error::other(format!("it is longer than {MAX_BYTES} bytes"));
-            return Err(RecipeError::Io { path: path.to_path_buf(), error });
-        }
-        let text = fs::read_to_string(path).map_err(failed)?;
-        let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-        Recipe::parse(&name, &path.display().to_string(), &text)
     }
 
     /// Reads TOML; `origin` is what errors name.

@@ -8,6 +8,7 @@
 //! the same, only shared out anew.
 
 mod ahead;
+mod alike;
 mod by_shard;
 mod deal;
 mod evaluate;

@@ -211,6 +211,6 @@ fn own_path() -> Result<String> {
 /// What the nodes are to train, as `phalanx train` takes it: what makes no sense is found before there is a job.
 fn training(typed: &[String]) -> Result<(TrainArgs, Recipe)> {
     let args = args::parse_train(typed)?;
-    let recipe = train::configured(&typed[0], &args).map_err(|error| WrongUsage(error.to_string()))?;
+    let recipe = train::configured(&typed[0], None, &args).map_err(|error| WrongUsage(error.to_string()))?;
     Ok((args, recipe))
 }

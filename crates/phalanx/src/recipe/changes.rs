@@ -16,6 +16,12 @@ pub(crate) fn changes(then: &str, now: &str) -> Vec<String> {
         .collect()
 }
 
+/// The values of a recipe's TOML under their dotted keys. What isn't TOML has none.
+pub(crate) fn values(recipe: &str) -> BTreeMap<String, String> {
+    let table: Table = recipe.parse().unwrap_or_default();
+    flat(&table).into_iter().map(|(key, value)| (key, value.to_string())).collect()
+}
+
 /// The values of all sections under their dotted keys. What stands outside of a section is about the recipe.
 fn flat(table: &Table) -> BTreeMap<String, &Value> {
     let sections = table.iter().filter_map(|(section, value)| Some((section, value.as_table()?)));

@@ -3,6 +3,7 @@
 //! After the gradients of each step, ranks make a tally: which samples they took, what the loss is, whether one of them was
 //! asked to stop, and whether somebody waits to come in. So all of them end after the same step, whatever the reason.
 
+use super::alike;
 use super::by_shard::ByShard;
 use super::evaluate::evaluate;
 use super::owed::Owed;
@@ -271,6 +272,7 @@ impl<'a> Course<'a> {
             checkpoints.give_up_parts(self.observer);
         }
         let since = Instant::now();
+        alike::check(&group, trainer, data)?;
         let mut beginning = match trainer.shares_out() {
             true => self.agree_on_parts(&group, state)?,
             false => self.settle(&group, state)?,

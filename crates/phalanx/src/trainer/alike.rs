@@ -1,0 +1,90 @@
+//! Whether all ranks would train alike: found when they meet, where it would come out as a bad model, or not at all. One that takes the
+//! place of another has read its recipe and its data later than the others, who may have edited both since.
+
+use super::{Data, Trainer};
+use crate::error::Error;
+use crate::recipe::values;
+use phalanx_comm::Group;
+use phalanx_parallel::first_that_differs;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+/// What nodes may set as suits each of them.
+const OWN: [&str; 7] = [
+    "data.threads",
+    "data.resident",
+    "train.threads",
+    "train.search",
+    "train.checkpoint_every",
+    "train.checkpoint_minutes",
+    "train.keep",
+];
+
+/// Fails, on every rank with the same words, unless all ranks have the same recipe, as far as it decides what a step is, and data sets of
+/// the same lengths. All have to ask.
+pub(super) fn check(group: &Group, trainer: &Trainer, data: &Data) -> Result<(), Error> {
+    let text = description(trainer, data);
+    let Some((rank, first, other)) = first_that_differs(group, &text)? else { return Ok(()) };
+    Err(Error::OtherTraining { rank, differences: differences(&first, &other) })
+}
+
+/// A line for each value, `key = value`.
+fn description(trainer: &Trainer, data: &Data) -> String {
+    let recipe = trainer.checkpoint.as_ref().and_then(|config| config.recipe.as_deref());
+    let mut told: BTreeMap<String, String> = recipe.map(values).unwrap_or_default();
+    told.retain(|key, _| !OWN.contains(&key.as_str()));
+    let Trainer { epochs, batch_size, logical_shards, accumulate, seed, shuffle, .. } = trainer;
+    for (key, value) in [("epochs", *epochs), ("seed", *seed)] {
+        told.insert(format!("train.{key}"), value.to_string());
+    }
+    for (key, value) in [("train.batch_size", *batch_size), ("train.accumulate", *accumulate)] {
+        told.insert(key.to_owned(), value.to_string());
+    }
+    told.insert("parallel.logical_shards".to_owned(), logical_shards.unwrap_or(0).to_string());
+    told.insert("shuffle".to_owned(), shuffle.to_string());
+    if let Some(steps) = trainer.steps {
+        told.insert("steps".to_owned(), steps.to_string());
+    }
+    told.insert("training samples".to_owned(), data.train.dataset().len().to_string());
+    let test = data.test.as_ref().map_or(0, |test| test.dataset().len());
+    told.insert("test samples".to_owned(), test.to_string());
+    let mut text = String::new();
+    for (key, value) in told {
+        writeln!(text, "{key} = {value}").expect("text takes all");
+    }
+    text
+}
+
+/// What differs in the description of another rank from that of rank 0, in words.
+fn differences(first: &str, other: &str) -> String {
+    let told = |text: &str| -> BTreeMap<String, String> {
+        let pairs = text.lines().filter_map(|line| line.split_once(" = "));
+        pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+    };
+    let (first, other) = (told(first), told(other));
+    let keys: BTreeSet<&String> = first.keys().chain(other.keys()).collect();
+    let shown = |value: Option<&String>| value.cloned().unwrap_or_else(|| "not set".to_owned());
+    let differing = keys.into_iter().filter(|key| first.get(*key) != other.get(*key));
+    let words: Vec<String> = differing
+        .map(|key| format!("{key} is {} there, and here {}", shown(other.get(key)), shown(first.get(key))))
+        .collect();
+    words.join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_differs_is_told_by_its_name() {
+        let differ = |first: &str, other: &str| differences(first, other);
+        assert_eq!(
+            differ("seed = 1\nshuffle = true\n", "seed = 2\nshuffle = true\n"),
+            "seed is 2 there, and here 1"
+        );
+        assert_eq!(
+            differ("a = 1\n", "a = 1\ntrain.clip_norm = 0.5\n"),
+            "train.clip_norm is 0.5 there, and here not set"
+        );
+    }
+}
