@@ -244,7 +244,14 @@ fn what_a_run_cannot_go_on_from_is_one_clear_error() {
         &["a global batch of 64, and this run has 96", "with 2 workers a --batch-size of 32"],
     );
     check(&["--no-shuffle"], &["shuffle 1, and this run has 0"]);
-    check(&["--set", "optimizer.name=adam"], &["exp_avg"]);
+    check(
+        &["--set", "optimizer.name=adam"],
+        &[
+            "exp_avg",
+            "hint: the recipe isn't that of the checkpoint: ",
+            "optimizer.name is \"adam\" and was \"sgd\"",
+        ],
+    );
     for file in ["manifest.json", "model.safetensors"] {
         let path = checkpoint(&folder.path().join("run"), 5).join(file);
         let whole = fs::read(&path).unwrap();

@@ -143,9 +143,13 @@ fn is_folder(path: &Path) -> Result<bool> {
     Ok(look_at(path)?.is_some_and(|found| found.is_dir()))
 }
 
+/// What torchvision takes for images. Those of other kinds than JPEG and PNG can't be read, which is told when they are to be: who has
+/// some is not to lose a part of the data and hear nothing of it.
+const EXTENSIONS: [&str; 9] = ["jpg", "jpeg", "png", "ppm", "bmp", "pgm", "tif", "tiff", "webp"];
+
 fn is_image(path: &Path) -> bool {
     let extension = path.extension().map(|extension| extension.to_ascii_lowercase());
-    extension.is_some_and(|extension| ["jpg", "jpeg", "png"].iter().any(|known| extension == *known))
+    extension.is_some_and(|extension| EXTENSIONS.iter().any(|known| extension == *known))
 }
 
 /// What a folder holds, by name, without what is hidden.

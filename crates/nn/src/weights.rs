@@ -184,10 +184,12 @@ impl Weights {
         Ok(weights)
     }
 
-    /// What is taken off the names in a file: `module.`, if each begins with it, as under DDP.
-    pub fn prefix_of<'a>(mut names: impl Iterator<Item = &'a str>) -> &'static str {
-        const DDP: &str = "module.";
-        if names.all(|name| name.starts_with(DDP)) { DDP } else { "" }
+    /// What is taken off the names in a file, if each begins with it: what PyTorch puts before those of a model under DDP, of one that
+    /// was compiled, and of one that was both.
+    pub fn prefix_of<'a>(names: impl Iterator<Item = &'a str>) -> &'static str {
+        let mut prefixes = vec!["module._orig_mod.", "_orig_mod.module.", "module.", "_orig_mod."];
+        names.for_each(|name| prefixes.retain(|prefix| name.starts_with(prefix)));
+        prefixes.first().copied().unwrap_or("")
     }
 
     /// Writes a safetensors file: whole under a temporary name beside `path`, synced, then renamed. Whatever happens, `path`
@@ -415,6 +417,12 @@ mod tests {
             ["w"],
             "a counter is left out, and what DDP puts before"
         );
+        let of = |names: [&'static str; 2]| Weights::prefix_of(names.into_iter());
+        assert_eq!(of(["module.w", "module.v"]), "module.");
+        assert_eq!(of(["_orig_mod.w", "_orig_mod.v"]), "_orig_mod.");
+        assert_eq!(of(["module._orig_mod.w", "module._orig_mod.v"]), "module._orig_mod.");
+        assert_eq!(of(["_orig_mod.module.w", "_orig_mod.module.v"]), "_orig_mod.module.");
+        assert_eq!(of(["_orig_mod.w", "module.v"]), "");
         let doubles =
             Weights::from_bytes(&file(r#"{"w":{"dtype":"F64","shape":[1,2],"data_offsets":[0,16]}}"#, 16));
         assert_eq!(doubles.unwrap().get("w").unwrap().1, [0.0, 0.0]);

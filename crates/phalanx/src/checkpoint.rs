@@ -213,7 +213,8 @@ impl Checkpoints {
             Some(id) if config.own_only => Wanted::Of(id.clone()),
             _ => Wanted::Newest,
         };
-        let resumed = resume::resume(&dir, wanted, worker, run, parameters, rule, strategy)?;
+        let resumed = resume::resume(&dir, wanted, worker, run, parameters, rule, strategy)
+            .map_err(|error| with_changes(error, recipe.as_deref()))?;
         if is_lost && resumed.is_none() {
             return Err(Error::PartLost);
         }
@@ -632,6 +633,24 @@ fn tell_resumed(resumed: &resume::Resumed, recipe: Option<&str>, observer: &mut 
     if !changes.is_empty() {
         note(observer, format!("the recipe isn't that of the checkpoint: {}", changes.join(", ")));
     }
+}
+
+/// What doesn't fit, with what was set otherwise in the run that made the checkpoint: `recipe` is the one that was to go on.
+fn with_changes(mut error: Error, recipe: Option<&str>) -> Error {
+    if let Error::Checkpoint(
+        CheckpointError::OtherModel { path, hint, .. } | CheckpointError::OtherOptimizer { path, hint, .. },
+    ) = &mut error
+    {
+        let then = Manifest::read(path).ok().and_then(|manifest| manifest.origin.recipe);
+        let changes = then.as_deref().zip(recipe).map_or_else(Vec::new, |(then, now)| changes(then, now));
+        if !changes.is_empty() {
+            let changes = changes.join(", ");
+            *hint = format!(
+                "\nhint: the recipe isn't that of the checkpoint: {changes}; go on with what was set then, or start anew from its weights with --init"
+            );
+        }
+    }
+    error
 }
 
 /// Removes what a writer left that was killed. What can't be removed is in nobody's way.

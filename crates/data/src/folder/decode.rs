@@ -24,7 +24,7 @@ pub(super) fn decode(file: &[u8], planes: &mut Vec<u8>) -> Result<[usize; 2], St
         [] => Err("the file is empty".into()),
         other => {
             let start: Vec<String> = other.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
-            Err(format!("neither a JPEG nor a PNG file: it begins with {}", start.join(" ")))
+            Err(format!("neither a JPEG nor a PNG file, so convert it: it begins with {}", start.join(" ")))
         }
     }
 }

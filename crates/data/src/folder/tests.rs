@@ -67,7 +67,7 @@ fn what_cannot_be_decoded_says_why() {
     };
     let rows: &[(&[u8], &str)] = &[
         (b"", "the file is empty"),
-        (b"GIF89a", "neither a JPEG nor a PNG file: it begins with 47 49 46 38"),
+        (b"GIF89a", "neither a JPEG nor a PNG file, so convert it: it begins with 47 49 46 38"),
         (&jpeg[..jpeg.len() / 2], "the JPEG is cut off"),
         (&jpeg[..jpeg.len() - 2], "the JPEG is cut off"),
         (&jpeg[..2], "the JPEG is cut off: it ends before the image begins"),
@@ -297,4 +297,18 @@ proptest! {
             Err(_) => prop_assert!(classes == 0 || images == 0),
         }
     }
+}
+
+/// Whoever has some is told when they are read, and doesn't lose them.
+#[test]
+fn images_of_other_kinds_are_images() {
+    let folder = tempfile::tempdir().unwrap();
+    let class = folder.path().join("cats");
+    fs::create_dir(&class).unwrap();
+    for name in ["a.png", "b.webp", "c.TIFF", "d.bmp", "notes.txt", "e.gif", "Thumbs.db"] {
+        fs::write(class.join(name), "").unwrap();
+    }
+    let found = ImageFolder::open(folder.path()).unwrap();
+    let names: Vec<String> = found.files.iter().map(|(_, path)| super::name(path)).collect();
+    assert_eq!(names, ["a.png", "b.webp", "c.TIFF", "d.bmp"]);
 }

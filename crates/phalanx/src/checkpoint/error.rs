@@ -62,12 +62,14 @@ pub enum CheckpointError {
         reasons: String,
     },
     /// Of a model with other parameters.
-    #[error("{path}: the checkpoint is of another model: {mismatch}", path = path.display())]
+    #[error("{path}: the checkpoint is of another model: {mismatch}{hint}", path = path.display())]
     OtherModel {
         /// The checkpoint.
         path: PathBuf,
         /// What doesn't fit.
         mismatch: Mismatch,
+        /// What was set otherwise then, if that is known.
+        hint: String,
     },
     /// A folder to take weights from, where there are none.
     #[error(
@@ -79,12 +81,14 @@ pub enum CheckpointError {
         path: PathBuf,
     },
     /// Of another optimizer.
-    #[error("{path}: {source}", path = path.display())]
+    #[error("{path}: {source}{hint}", path = path.display())]
     OtherOptimizer {
         /// The checkpoint.
         path: PathBuf,
         /// What doesn't fit.
         source: ResumeError,
+        /// What was set otherwise then, if that is known.
+        hint: String,
     },
     /// Of a run whose steps would not be the ones that this run takes.
     #[error(

@@ -14,6 +14,7 @@ use phalanx_parallel::Strategy;
 use phalanx_tensor::Shape;
 use std::collections::HashSet;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Where the weights are that a run begins with, and what is taken of them.
@@ -148,6 +149,10 @@ impl Source {
         if path.is_dir() {
             let files = parts_in(path)?.into_iter().map(|name| OpenFile::open(path, &name));
             return Ok(Source::of_arrays(once_each(path, files.collect::<Result<_, _>>()?)?));
+        }
+        if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+            let why = "it is no file, but a pipe or a device, and weights are read several times: write them to a file";
+            return Err(unreadable(path)(io::Error::other(why)).into());
         }
         let folder = path.parent().unwrap_or(Path::new(""));
         let name = path.file_name().unwrap_or_default().to_string_lossy();
