@@ -636,21 +636,21 @@ fn tell_resumed(resumed: &resume::Resumed, recipe: Option<&str>, observer: &mut 
 }
 
 /// What doesn't fit, with what was set otherwise in the run that made the checkpoint: `recipe` is the one that was to go on.
-fn with_changes(mut error: Error, recipe: Option<&str>) -> Error {
-    if let Error::Checkpoint(
-        CheckpointError::OtherModel { path, hint, .. } | CheckpointError::OtherOptimizer { path, hint, .. },
-    ) = &mut error
-    {
-        let then = Manifest::read(path).ok().and_then(|manifest| manifest.origin.recipe);
-        let changes = then.as_deref().zip(recipe).map_or_else(Vec::new, |(then, now)| changes(then, now));
-        if !changes.is_empty() {
-            let changes = changes.join(", ");
-            *hint = format!(
-                "\nhint: the recipe isn't that of the checkpoint: {changes}; go on with what was set then, or start anew from its weights with --init"
-            );
+fn with_changes(error: Error, recipe: Option<&str>) -> Error {
+    use CheckpointError::{OtherModel, OtherOptimizer, OtherRecipe};
+    let (Error::Checkpoint(OtherModel { path, .. } | OtherOptimizer { path, .. }), Some(now)) =
+        (&error, recipe)
+    else {
+        return error;
+    };
+    let then = Manifest::read(path).ok().and_then(|manifest| manifest.origin.recipe);
+    let changes = then.map_or_else(Vec::new, |then| changes(&then, now));
+    match error {
+        Error::Checkpoint(error) if !changes.is_empty() => {
+            OtherRecipe { error: Box::new(error), changes: changes.join(", ") }.into()
         }
+        other => other,
     }
-    error
 }
 
 /// Removes what a writer left that was killed. What can't be removed is in nobody's way.

@@ -62,14 +62,12 @@ pub enum CheckpointError {
         reasons: String,
     },
     /// Of a model with other parameters.
-    #[error("{path}: the checkpoint is of another model: {mismatch}{hint}", path = path.display())]
+    #[error("{path}: the checkpoint is of another model: {mismatch}", path = path.display())]
     OtherModel {
         /// The checkpoint.
         path: PathBuf,
         /// What doesn't fit.
         mismatch: Mismatch,
-        /// What was set otherwise then, if that is known.
-        hint: String,
     },
     /// A folder to take weights from, where there are none.
     #[error(
@@ -81,14 +79,22 @@ pub enum CheckpointError {
         path: PathBuf,
     },
     /// Of another optimizer.
-    #[error("{path}: {source}{hint}", path = path.display())]
+    #[error("{path}: {source}", path = path.display())]
     OtherOptimizer {
         /// The checkpoint.
         path: PathBuf,
         /// What doesn't fit.
         source: ResumeError,
-        /// What was set otherwise then, if that is known.
-        hint: String,
+    },
+    /// Of another model or optimizer, of a recipe that isn't the one that was to go on.
+    #[error(
+        "{error}\nhint: the recipe isn't that of the checkpoint: {changes}; go on with what was set then, or start anew from its weights with --init"
+    )]
+    OtherRecipe {
+        /// What doesn't fit.
+        error: Box<CheckpointError>,
+        /// What is set, and what was.
+        changes: String,
     },
     /// Of a run whose steps would not be the ones that this run takes.
     #[error(

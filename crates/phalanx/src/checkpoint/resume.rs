@@ -75,9 +75,7 @@ pub(super) fn resume(
         return Err(CheckpointError::Broken { path: folder, reason }.into());
     }
     // First what says most: another model mostly comes with other data and batches, too.
-    // What was set otherwise is for whoever knows how it is set.
-    let other_model =
-        |mismatch| CheckpointError::OtherModel { path: folder.clone(), mismatch, hint: String::new() };
+    let other_model = |mismatch| CheckpointError::OtherModel { path: folder.clone(), mismatch };
     for holds in [Holds::Model, Holds::Average].into_iter().filter(|&holds| has(holds)) {
         let arrays = files.iter().filter(|file| file.entry.holds == holds).flat_map(|file| &file.arrays);
         let mismatch = parameters.compare_shapes(arrays.map(|array| (array.name.as_str(), &array.shape)));
@@ -86,8 +84,7 @@ pub(super) fn resume(
         }
     }
     same_run(&folder, &manifest.run, &run)?;
-    let other_optimizer =
-        |source| CheckpointError::OtherOptimizer { path: folder.clone(), source, hint: String::new() };
+    let other_optimizer = |source| CheckpointError::OtherOptimizer { path: folder.clone(), source };
     let own = strategy.own_parameters(parameters);
     let mut optimizer = Resuming::new(rule, parameters, own, strategy.held()).map_err(other_optimizer)?;
     let (mut average, mut kept) = (None, None);
