@@ -138,7 +138,8 @@ pub(crate) struct RunArgs {
     /// start=600, checkpoint=900, step and evaluation 60 or 50 times the longest so far, and 600 for the first].
     #[arg(long, value_name = "LIMITS")]
     pub(crate) hang_timeout: Option<String>,
-    /// The program and its arguments; a .py program runs with the active Python.
+    /// The program and its arguments; a .py program runs with the active Python. Its standard input is empty, where
+    /// torchrun hands on its own, so a debugger ends at once.
     #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
     pub(crate) program: Vec<OsString>,
 }
