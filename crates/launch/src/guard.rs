@@ -18,6 +18,9 @@ use std::os::fd::AsRawFd;
 pub(crate) struct Guard {
     /// None once it is dismissed.
     orders: Option<PipeWriter>,
+    /// Where it reads them. Kept open on this side too, so that orders for a guard that somebody has killed are no broken pipe,
+    /// whose SIGPIPE would kill a worker before it is one.
+    _read_by_guard: PipeReader,
     pid: Pid,
 }
 
@@ -36,7 +39,9 @@ impl Guard {
                 drop(sender);
                 stand(orders, &mut groups)
             }
-            Ok(ForkResult::Parent { child }) => Ok(Guard { orders: Some(sender), pid: child }),
+            Ok(ForkResult::Parent { child }) => {
+                Ok(Guard { orders: Some(sender), _read_by_guard: orders, pid: child })
+            }
             Err(error) => Err(LaunchError::system("the guard process can't be started")(error.into())),
         }
     }
@@ -108,5 +113,34 @@ fn close_all_but(kept: u32) {
     for (first, last) in [(0, kept - 1), (kept + 1, u32::MAX)] {
         // SAFETY: nothing in this process uses any of these descriptors again: it does nothing but `stand`.
         unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::signal::kill;
+    use nix::sys::wait::{Id, WaitPidFlag, waitid};
+    use std::os::unix::process::CommandExt;
+    use std::process::{Command, ExitStatus};
+
+    /// What becomes of a worker.
+    fn worker(guard: &Guard) -> ExitStatus {
+        let enlist = guard.enlist(Berth(0)).unwrap();
+        let mut command = Command::new("true");
+        // SAFETY: between fork and exec only what is async-signal-safe is done, as `enlist` promises.
+        unsafe { command.pre_exec(enlist) };
+        command.status().unwrap()
+    }
+
+    #[test]
+    fn a_worker_starts_where_the_guard_was_killed() {
+        let mut guard = Guard::start(1).unwrap();
+        assert_eq!(worker(&guard).code(), Some(0));
+        kill(guard.pid, Signal::SIGKILL).unwrap();
+        waitid(Id::Pid(guard.pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).unwrap();
+        let ended = worker(&guard);
+        assert_eq!(ended.code(), Some(0), "{ended}");
+        guard.forget(Berth(0));
     }
 }
