@@ -117,7 +117,8 @@ impl Worker {
                     sched_setaffinity(Pid::from_raw(0), processors)?;
                 }
                 held.thread_block()?;
-                enlist()
+                enlist();
+                Ok(())
             });
         }
         let (started, pid) = sync_channel(1);
