@@ -6,8 +6,10 @@
 
 mod directives;
 mod rules;
+mod text;
 
 use directives::{Directives, is_directive};
+use text::{Document, commands, defined, is_text, without_comment};
 
 /// A mistake.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +29,7 @@ struct Line<'a> {
     number: usize,
     /// Without comments; continued lines are joined by spaces.
     text: String,
+    /// Those of its commands; of what only shows text (`echo`) the first alone.
     words: Vec<String>,
     raw: &'a str,
 }
@@ -37,9 +40,26 @@ impl Line<'_> {
         self.words.iter().any(|word| word.rsplit('/').next() == Some(program))
     }
 
+    /// What it runs, one by one.
+    fn commands(&self) -> impl Iterator<Item = Line<'_>> {
+        let command = |text: &str| Line { text: text.into(), words: words(text), ..*self };
+        commands(&self.text).into_iter().map(command)
+    }
+
     /// The value of a flag, as in `--nodes=2`, `--nodes 2` or `-N2`; names may be written with dashes or underscores.
     fn flag(&self, names: &[&str]) -> Option<String> {
         flag(&self.words, names)
+    }
+}
+
+/// The words of a command.
+fn words(command: &str) -> Vec<String> {
+    let bare = |word: &str| word.trim_matches(|c| "\"'();".contains(c)).to_owned();
+    let words: Vec<_> = command.split_whitespace().map(bare).collect();
+    // What is run for its output is still a command.
+    match is_text(&words) && !["$(", "`"].iter().any(|begin| command.contains(begin)) {
+        true => words.into_iter().take(1).collect(),
+        false => words,
     }
 }
 
@@ -65,6 +85,10 @@ struct Script<'a> {
     lines: Vec<Line<'a>>,
     /// Every line of the file as it is, from 1 on.
     raw: Vec<(usize, &'a str)>,
+    /// Which of these are text for a command (here-documents), and no part of the script.
+    documents: Vec<usize>,
+    /// The functions that it defines.
+    functions: Vec<String>,
 }
 
 /// All mistakes of a script, by line. `folder_exists` is asked for folders that output is to be written to.
@@ -89,14 +113,24 @@ fn parse(text: &str) -> Script<'_> {
     let raw: Vec<(usize, &str)> =
         text.split_terminator('\n').enumerate().map(|(i, line)| (i + 1, line)).collect();
     let (mut lines, mut directives) = (Vec::<Line<'_>>::new(), Directives::default());
-    let mut goes_on = false;
-    for &(number, line) in &raw {
+    let (mut goes_on, mut awaited, mut documents) = (false, Vec::<Document>::new(), Vec::new());
+    for (at, &(number, line)) in raw.iter().enumerate() {
+        if let Some(document) = awaited.first().filter(|_| !goes_on) {
+            documents.push(number);
+            if document.ends_at(line) {
+                awaited.remove(0);
+            }
+            continue;
+        }
         let trimmed = line.trim();
         if is_directive(trimmed) {
             directives.add(number, trimmed, !lines.is_empty());
             continue;
         }
         let bare = without_comment(trimmed);
+        // What never ends was none.
+        let is_ended = |document: &Document| raw[at + 1..].iter().any(|(_, line)| document.ends_at(line));
+        awaited.extend(Document::begun(bare).into_iter().filter(is_ended));
         let (part, continues) = bare.strip_suffix('\\').map_or((bare, false), |part| (part, true));
         match lines.last_mut().filter(|_| goes_on) {
             Some(last) => last.text = format!("{} {}", last.text, part.trim()),
@@ -106,25 +140,10 @@ fn parse(text: &str) -> Script<'_> {
         goes_on = continues;
     }
     for line in &mut lines {
-        let bare = |word: &str| word.trim_matches(|c| "\"'();".contains(c)).to_owned();
-        line.words = line.text.split_whitespace().map(bare).collect();
+        line.words = commands(&line.text).into_iter().flat_map(words).collect();
     }
-    Script { directives, lines, raw }
-}
-
-/// A line up to its comment: a `#` at its beginning or after a space, outside of quotes.
-fn without_comment(line: &str) -> &str {
-    let (mut quote, mut before) = (None, ' ');
-    for (at, c) in line.char_indices() {
-        match c {
-            '\'' | '"' if quote.is_none() => quote = Some(c),
-            _ if quote == Some(c) => quote = None,
-            '#' if quote.is_none() && before.is_whitespace() => return line[..at].trim_end(),
-            _ => {}
-        }
-        before = c;
-    }
-    line
+    let functions = lines.iter().filter_map(|line| defined(&line.text)).map(str::to_owned).collect();
+    Script { directives, lines, raw, documents, functions }
 }
 
 #[cfg(test)]

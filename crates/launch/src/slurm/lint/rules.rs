@@ -1,5 +1,6 @@
 //! The rules, a row each.
 
+use super::text::{defined, program};
 use super::{Line, Script};
 
 /// What a rule finds: the line, why, and what to write instead.
@@ -92,7 +93,8 @@ fn late_directive(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
 }
 
 fn not_a_directive(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
-    let found = script.raw.iter().filter_map(|(line, text)| Some((*line, meant(text)?)));
+    let of_script = script.raw.iter().filter(|(line, _)| !script.documents.contains(line));
+    let found = of_script.filter_map(|(line, text)| Some((*line, meant(text)?)));
     found
         .map(|(line, rest)| (line, "sbatch takes this for a comment".into(), format!("#SBATCH {rest}")))
         .collect()
@@ -222,6 +224,13 @@ fn one_node(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
         .filter(|line| is_training(line) && !line.runs("srun") && !line.text.contains("ssh "));
     // A command that is kept in a variable is started elsewhere.
     let bare = bare.filter(|line| !line.words.first().is_some_and(|word| word.contains('=')));
+    // Nor can srun run a function, which may well run srun.
+    let is_function = |name: &str| script.functions.iter().any(|function| function == name);
+    let is_called = |command: &Line<'_>| {
+        defined(&command.text).is_none() && program(&command.words).is_some_and(is_function)
+    };
+    let bare =
+        bare.filter(|line| line.commands().any(|command| is_training(&command) && !is_called(&command)));
     bare.map(|line| {
         let why = format!("without srun it runs on the first of the {nodes} nodes alone");
         let option = if is_agent(line) { "srun --ntasks-per-node=1" } else { "srun" };

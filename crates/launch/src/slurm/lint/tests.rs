@@ -190,6 +190,41 @@ fn comments_and_quotes_are_told_apart() {
     }
 }
 
+#[test]
+fn text_and_calls_of_functions_are_no_commands() {
+    let check = |lines: &[&str], want: &[(usize, &str)]| {
+        let all = [&["#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1"], lines].concat();
+        assert_eq!(found(&all), want, "{lines:?}");
+    };
+    check(&["echo \"torchrun --nnodes 7 train.py\""], &[]);
+    check(&["if true; then printf '%s\\n' 'torchrun --nnodes 7 train.py'; fi 2>&1"], &[]);
+    check(&[": 'srun python train.py'"], &[]);
+    check(&[": 'a; b' && python train.py"], &[(5, "one-node")]);
+    check(&[": \"$(python train.py)\""], &[(5, "one-node")]);
+    check(&[": don\\'t; python train.py"], &[(5, "one-node")]);
+    let document = ["python train.py", "#SBATCH --time=1:00:00", "# SBATCH --time=1:00:00"];
+    for (begin, end) in
+        [("<<EOF > a", "EOF"), ("<<-EOF", "\tEOF"), ("<< 'EOF'", "EOF"), ("<<\\EOF |\\\n tac", "EOF")]
+    {
+        let begin = format!("cat {begin}");
+        let lines = [&[begin.as_str()], &document[..], &[end]].concat();
+        check(&lines, &[]);
+        let n = lines.join("\n").lines().count();
+        check(&[&lines[..], &["python train.py"]].concat(), &[(5 + n, "one-node")]);
+    }
+    check(&["cat <<A <<B", "python a.py", "A", "python b.py", "B", "python c.py"], &[(10, "one-node")]);
+    // None of these begins a document.
+    for line in ["cat <<< EOF", "echo '<<EOF'", "x=$((1 << EOF))", "# <<EOF", "cat <<OTHER"] {
+        check(&[line, "python train.py", "EOF"], &[(6, "one-node")]);
+    }
+    let run = "run() { srun -c4 -K1 \"$@\"; }";
+    check(&[run, "run torchrun train.py"], &[]);
+    check(&["function run {", "srun -K1 \"$@\"", "}", "run torchrun train.py || exit 1"], &[]);
+    check(&["train() { python train.py; }", "train"], &[(5, "one-node")]);
+    check(&[run, "run hostname && torchrun train.py"], &[(6, "one-node")]);
+    check(&[run, "run torchrun --nnodes 7 train.py"], &[(6, "agent-nodes")]);
+}
+
 /// Whatever is written there is read to its end.
 #[test]
 fn no_script_is_too_mad() {
@@ -219,6 +254,11 @@ fn no_script_is_too_mad() {
         "MASTER_PORT=",
         "-N",
         "=",
+        "<<",
+        "EOF",
+        "echo",
+        ";",
+        "run()",
     ];
     let word = proptest::sample::select(words.to_vec());
     let text = proptest::collection::vec(word, 0..60);
