@@ -10,6 +10,7 @@ use crate::train::unnamed_out;
 use phalanx::{Concluded, Error, Event, Observer, Recipe};
 use phalanx_job::{Claim, RunDir, WorkerEnv};
 use std::fmt::Display;
+use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -81,7 +82,7 @@ impl<'a> First<'a> {
             spec.take().map_or(Ok(()), |spec| run_dir.write_spec(&spec)).map_err(|error| failed(&error))?;
         }
         let path = run_dir.events();
-        let events = EventsFile::open(&path).map_err(|source| Error::Io { path, source })?;
+        let events = EventsFile::open(&path).map_err(|source| unwritable(path, source))?;
         let shown: Box<dyn Observer> = match self.args.json {
             true => Box::new(JsonLines),
             false => Box::new(TrainBar::new(self.args.log_interval, self.about.as_ref())),
@@ -95,7 +96,9 @@ impl<'a> First<'a> {
         let until = Instant::now() + LEAVING;
         loop {
             match self.begin() {
-                Err(_) if Instant::now() < until => std::thread::sleep(RETRY),
+                Err(error) if Instant::now() < until && !matches!(error, Error::Untold(_)) => {
+                    std::thread::sleep(RETRY);
+                }
                 done => return done,
             }
         }
@@ -107,6 +110,17 @@ impl<'a> First<'a> {
         }
         Ok(self.desk.as_mut().expect("it was opened just now"))
     }
+}
+
+/// What can't be opened, and where it may not be, neither later nor by others in this one's place, says so.
+fn unwritable(path: PathBuf, source: io::Error) -> Error {
+    use io::ErrorKind::{IsADirectory, PermissionDenied, ReadOnlyFilesystem};
+    if !matches!(source.kind(), IsADirectory | PermissionDenied | ReadOnlyFilesystem) {
+        return Error::Io { path, source };
+    }
+    let hint =
+        "what happens in the run is written there: make it writable, or name another folder with --out";
+    Error::Untold(format!("{}: {source}\nhint: {hint}", path.display()))
 }
 
 impl Desk {

@@ -499,3 +499,18 @@ fn ranks_that_would_train_otherwise_are_told_how() {
     let words = "rank 1 would train otherwise than rank 0: optimizer.lr is 0.2 there, and here 0.1\n";
     assert!(said.contains(words) && said.contains("not started again"), "{said}");
 }
+
+#[test]
+fn a_run_whose_events_may_not_be_written_ends_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    done(folder.path(), &["--steps", "5", "--out", "run"]);
+    let events = folder.path().join("run/events.jsonl");
+    fs::remove_file(&events).unwrap();
+    fs::create_dir(&events).unwrap();
+    let begun = std::time::Instant::now();
+    let out = command(folder.path(), &["--steps", "9", "--out", "run", "--resume"]).output().unwrap();
+    let said = text(&out.stderr);
+    assert!(out.status.code() == Some(1) && begun.elapsed() < Duration::from_secs(10), "{said}");
+    let words = ["run/events.jsonl: Is a directory", "hint: what happens in the run", "not started again"];
+    assert!(words.iter().all(|words| said.contains(words)) && !said.contains("restart 1"), "{said}");
+}

@@ -19,7 +19,7 @@ pub enum Error {
     /// Samples can't be had.
     #[error(transparent)]
     Data(#[from] phalanx_data::Error),
-    /// The run has done its work, and what it told of that can't be kept.
+    /// What the run tells can't be kept.
     #[error("{0}")]
     Untold(String),
     /// A data set holds nothing.
