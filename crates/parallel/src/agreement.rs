@@ -83,6 +83,8 @@ pub(crate) fn told_to_first(group: &Group, mut own: Vec<u8>) -> Result<Vec<Vec<u
 #[cfg(test)]
 mod tests {
     use super::*;
+    use phalanx_nn::Linear;
+    use phalanx_tensor::Device;
 
     #[test]
     fn the_first_difference_is_told_from_both_sides() {
@@ -95,6 +97,23 @@ mod tests {
         check("", "a\n", ("only 0 parameters and buffers", "a"));
         // Cut at the longest description, two models may look alike.
         check("a\n", "a\n", ("only 1 parameters and buffers", "only 1 parameters and buffers"));
+    }
+
+    /// On each rank with the same words, and as soon as all have met.
+    #[test]
+    fn two_models_in_one_group_are_told_apart() {
+        std::thread::scope(|scope| {
+            for group in Group::threads(3) {
+                scope.spawn(move || {
+                    let outputs = if group.rank() == Rank(2) { 5 } else { 4 };
+                    let mut model = Linear::new(3, outputs);
+                    let parameters = Parameters::build(&mut model, &Device::cpu(1), 0);
+                    let error = same_model(&group, &parameters).unwrap_err().to_string();
+                    let words = "the ranks have different models: rank 2 has weight of shape [5, 3] where rank 0 has weight of shape [4, 3]";
+                    assert!(error.starts_with(words), "{error}");
+                });
+            }
+        });
     }
 
     #[test]
