@@ -15,7 +15,6 @@ use crate::run::{Gpus, fresh_run_id, hang_limits, number_of_workers, refuse_trou
 use crate::runs;
 use crate::say::{self, print, say};
 use anyhow::{Context, Result};
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::{SigSet, Signal};
 use phalanx::checkpoint::{CheckpointConfig, Head, InitialWeights, Manifest, Spoilt};
 use phalanx::data::{Location, Network, Places, Split, listing, open};
@@ -28,11 +27,10 @@ use phalanx::{
     Worker, cores,
 };
 use phalanx_job::{DRAINED, RunDir, WorkerEnv, names};
-use phalanx_launch::{Console, LaunchSpec, LocalRank};
+use phalanx_launch::{Console, LaunchSpec, LocalRank, inherited_file};
 use signal_hook::consts::{SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::flag;
 use std::fs;
-use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -81,14 +79,6 @@ fn recipe_text(name: &str) -> Result<Option<String>> {
         }
         None => Ok(Recipe::text(name).map_err(|error| WrongUsage(error.to_string()))?),
     }
-}
-
-/// Memory that holds the text of the recipe's file for the workers, who inherit its descriptor.
-fn kept_recipe(text: &str) -> Result<fs::File> {
-    let made = memfd_create(c"phalanx-recipe", MFdFlags::empty()).context("no memory for the recipe")?;
-    let mut file = fs::File::from(made);
-    file.write_all(text.as_bytes()).context("no memory for the recipe")?;
-    Ok(file)
 }
 
 /// The recipe with everything that was typed; `text` is that of its file, if that was read already. What makes no sense is found here,
@@ -178,7 +168,8 @@ fn lead(args: &TrainArgs, recipe: &Recipe, text: Option<&str>) -> Result<u8> {
         ));
     }
     let max_restarts = args.max_restarts.unwrap_or(MAX_RESTARTS);
-    let kept = text.map(kept_recipe).transpose()?;
+    let kept = text.map(|text| inherited_file(c"phalanx-recipe", text.as_bytes())).transpose();
+    let kept = kept.context("no memory for the recipe")?;
     let mut variables = vec![(names::LED.into(), "1".into())];
     variables.extend(end.map(drain::variable));
     variables.extend(kept.as_ref().map(|file| (names::RECIPE_FD.into(), file.as_raw_fd().to_string())));

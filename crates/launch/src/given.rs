@@ -4,6 +4,7 @@ use crate::spec::{LaunchError, LaunchSpec, LocalRank};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use phalanx_job::{RunDir, Seat, Whereabouts, names};
 use phalanx_wire::{Generation, Pass, Rank, Secret};
+use std::ffi::CStr;
 use std::fs::File;
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs};
@@ -98,8 +99,7 @@ pub(crate) fn pass(spec: &LaunchSpec, secret: &Secret) -> Result<Pass, LaunchErr
 /// Memory that tells the workers where the coordinator is, who inherit its descriptor.
 pub(crate) fn whereabouts(coordinator: SocketAddr) -> Result<(Whereabouts, i32), LaunchError> {
     let failed = || LaunchError::system("a descriptor for the coordinator's address");
-    let made = memfd_create(c"phalanx-coordinator", MFdFlags::empty()).map_err(std::io::Error::from);
-    let file = File::from(made.map_err(failed())?);
+    let file = inherited_file(c"phalanx-coordinator", &[]).map_err(failed())?;
     let (descriptor, whereabouts) = (file.as_raw_fd(), Whereabouts::new(file));
     whereabouts.write(coordinator).map_err(failed())?;
     Ok((whereabouts, descriptor))
@@ -107,9 +107,17 @@ pub(crate) fn whereabouts(coordinator: SocketAddr) -> Result<(Whereabouts, i32),
 
 /// A file in memory that holds the secret and is inherited by the workers: out of sight of `ps` and of the file system.
 pub(crate) fn descriptor(secret: &Secret) -> Result<File, LaunchError> {
-    let made = memfd_create(c"phalanx-secret", MFdFlags::empty()).map_err(std::io::Error::from);
-    let mut file = File::from(made.map_err(LaunchError::system("a descriptor for the secret"))?);
-    file.write_all(secret.expose()).map_err(LaunchError::system("a descriptor for the secret"))?;
+    inherited_file(c"phalanx-secret", secret.expose())
+        .map_err(LaunchError::system("a descriptor for the secret"))
+}
+
+/// A file in memory that holds these bytes, whose descriptor all programs inherit that this process starts, under the same number.
+///
+/// # Errors
+/// The system has no descriptor or no memory left.
+pub fn inherited_file(name: &CStr, bytes: &[u8]) -> std::io::Result<File> {
+    let mut file = File::from(memfd_create(name, MFdFlags::empty())?);
+    file.write_all(bytes)?;
     Ok(file)
 }
 

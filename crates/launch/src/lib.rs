@@ -36,6 +36,7 @@ mod stack;
 mod stamp;
 mod worker;
 
+pub use given::inherited_file;
 pub use hang::HangLimits;
 pub use nodes::{Nodes, Patience};
 pub use numa::{Numa, NumaBinding};

@@ -104,17 +104,6 @@ pub struct CheckpointConfig {
     pub recipe: Option<String>,
 }
 
-impl CheckpointConfig {
-    /// The samples of a step of the run that it goes on with, by the newest checkpoint; none where that has none, or can't be read: who
-    /// reads it whole will tell.
-    pub(crate) fn global_batch_before(&self) -> Option<u64> {
-        let step = *checkpoints(&self.dir).ok()?.first()?;
-        let manifest = Manifest::read(&store::folder(&self.dir, step)).ok()?;
-        let is_wanted = !self.own_only || manifest.origin.run_id == self.run_id;
-        is_wanted.then_some(manifest.run.global_batch)
-    }
-}
-
 /// When a checkpoint is taken.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Every {
@@ -138,6 +127,15 @@ impl CheckpointConfig {
             parts: false,
             recipe: None,
         }
+    }
+
+    /// The samples of a step of the run that it goes on with, by the newest checkpoint; none where that has none, or can't be read: who
+    /// reads it whole will tell.
+    pub(crate) fn global_batch_before(&self) -> Option<u64> {
+        let step = *checkpoints(&self.dir).ok()?.first()?;
+        let manifest = Manifest::read(&store::folder(&self.dir, step)).ok()?;
+        let is_wanted = !self.own_only || manifest.origin.run_id == self.run_id;
+        is_wanted.then_some(manifest.run.global_batch)
     }
 }
 

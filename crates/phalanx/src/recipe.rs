@@ -10,7 +10,7 @@ mod fit;
 mod keys;
 mod layout;
 
-pub(crate) use changes::{changes, values};
+pub(crate) use changes::{changes, differing, values};
 pub use keys::{KEYS, Key, Kind};
 pub use layout::LaidOut;
 

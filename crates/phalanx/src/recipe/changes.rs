@@ -8,12 +8,20 @@ use toml::{Table, Value};
 pub(crate) fn changes(then: &str, now: &str) -> Vec<String> {
     let (Ok(then), Ok(now)) = (then.parse(), now.parse()) else { return Vec::new() };
     let (then, now) = (flat(&then), flat(&now));
-    let keys: BTreeSet<&String> = then.keys().chain(now.keys()).collect();
     let shown = |value: Option<&&Value>| value.map_or("the default".to_owned(), |value| value.to_string());
-    let differing = keys.into_iter().filter(|key| then.get(*key) != now.get(*key));
-    differing
-        .map(|key| format!("{key} is {} and was {}", shown(now.get(key)), shown(then.get(key))))
+    differing(&then, &now)
+        .map(|(key, then, now)| format!("{key} is {} and was {}", shown(now), shown(then)))
         .collect()
+}
+
+/// Every key that has another value in one than in the other, in order, with both.
+pub(crate) fn differing<'a, V: PartialEq>(
+    one: &'a BTreeMap<String, V>,
+    other: &'a BTreeMap<String, V>,
+) -> impl Iterator<Item = (&'a str, Option<&'a V>, Option<&'a V>)> {
+    let keys: BTreeSet<&String> = one.keys().chain(other.keys()).collect();
+    let both = keys.into_iter().map(|key| (key.as_str(), one.get(key), other.get(key)));
+    both.filter(|(_, one, other)| one != other)
 }
 
 /// The values of a recipe's TOML under their dotted keys. What isn't TOML has none.

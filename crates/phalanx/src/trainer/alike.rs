@@ -3,11 +3,10 @@
 
 use super::{Data, Trainer};
 use crate::error::Error;
-use crate::recipe::values;
+use crate::recipe::{differing, values};
 use phalanx_comm::Group;
 use phalanx_parallel::first_that_differs;
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
+use std::collections::BTreeMap;
 
 /// What nodes may set as suits each of them.
 const OWN: [&str; 7] = [
@@ -34,25 +33,20 @@ fn description(trainer: &Trainer, data: &Data) -> String {
     let mut told: BTreeMap<String, String> = recipe.map(values).unwrap_or_default();
     told.retain(|key, _| !OWN.contains(&key.as_str()));
     let Trainer { epochs, batch_size, logical_shards, accumulate, seed, shuffle, .. } = trainer;
-    for (key, value) in [("epochs", *epochs), ("seed", *seed)] {
-        told.insert(format!("train.{key}"), value.to_string());
-    }
-    for (key, value) in [("train.batch_size", *batch_size), ("train.accumulate", *accumulate)] {
-        told.insert(key.to_owned(), value.to_string());
-    }
-    told.insert("parallel.logical_shards".to_owned(), logical_shards.unwrap_or(0).to_string());
-    told.insert("shuffle".to_owned(), shuffle.to_string());
-    if let Some(steps) = trainer.steps {
-        told.insert("steps".to_owned(), steps.to_string());
-    }
-    told.insert("training samples".to_owned(), data.train.dataset().len().to_string());
     let test = data.test.as_ref().map_or(0, |test| test.dataset().len());
-    told.insert("test samples".to_owned(), test.to_string());
-    let mut text = String::new();
-    for (key, value) in told {
-        writeln!(text, "{key} = {value}").expect("text takes all");
-    }
-    text
+    let facts = [
+        ("train.epochs", epochs.to_string()),
+        ("train.seed", seed.to_string()),
+        ("train.batch_size", batch_size.to_string()),
+        ("train.accumulate", accumulate.to_string()),
+        ("parallel.logical_shards", logical_shards.unwrap_or(0).to_string()),
+        ("shuffle", shuffle.to_string()),
+        ("training samples", data.train.dataset().len().to_string()),
+        ("test samples", test.to_string()),
+    ];
+    let steps = trainer.steps.map(|steps| ("steps", steps.to_string()));
+    told.extend(facts.into_iter().chain(steps).map(|(key, value)| (key.to_owned(), value)));
+    told.into_iter().map(|(key, value)| format!("{key} = {value}\n")).collect()
 }
 
 /// What differs in the description of another rank from that of rank 0, in words.
@@ -62,11 +56,9 @@ fn differences(first: &str, other: &str) -> String {
         pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
     };
     let (first, other) = (told(first), told(other));
-    let keys: BTreeSet<&String> = first.keys().chain(other.keys()).collect();
     let shown = |value: Option<&String>| value.cloned().unwrap_or_else(|| "not set".to_owned());
-    let differing = keys.into_iter().filter(|key| first.get(*key) != other.get(*key));
-    let words: Vec<String> = differing
-        .map(|key| format!("{key} is {} there, and here {}", shown(other.get(key)), shown(first.get(key))))
+    let words: Vec<String> = differing(&first, &other)
+        .map(|(key, first, other)| format!("{key} is {} there, and here {}", shown(other), shown(first)))
         .collect();
     words.join("; ")
 }
