@@ -24,12 +24,17 @@ mod train;
 mod trial;
 
 use args::Command;
+use nix::sys::prctl::set_name;
 use signal_hook::consts::SIGXFSZ;
+use std::ffi::CString;
 use std::io::IsTerminal;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 fn main() -> ExitCode {
+    be_listed_by_name();
     let filter = tracing_subscriber::EnvFilter::try_from_env("PHALANX_LOG").unwrap_or_else(|_| "warn".into());
     // An event that can't be written is lost: to complain would be to write to the same place, and to panic.
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time();
@@ -62,6 +67,14 @@ fn main() -> ExitCode {
             ExitCode::from(if usage { 2 } else { 1 })
         }
     }
+}
+
+/// A worker is started as `/proc/self/exe`, and would be listed as `exe`.
+fn be_listed_by_name() {
+    let given = std::env::args_os().next().unwrap_or_default();
+    let name = Path::new(&given).file_name().and_then(|name| CString::new(name.as_bytes()).ok());
+    // A process without its name runs as well.
+    name.into_iter().for_each(|name| drop(set_name(&name)));
 }
 
 /// An error with its causes, each said once: many of our messages quote their cause already.

@@ -27,7 +27,7 @@ use phalanx::{
     Worker, cores,
 };
 use phalanx_job::{DRAINED, RunDir, WorkerEnv, names};
-use phalanx_launch::{Console, LaunchSpec, LocalRank, inherited_file};
+use phalanx_launch::{Console, LaunchSpec, LocalRank, THIS_PROGRAM, inherited_file};
 use signal_hook::consts::{SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::flag;
 use std::fs;
@@ -174,7 +174,7 @@ fn lead(args: &TrainArgs, recipe: &Recipe, text: Option<&str>) -> Result<u8> {
     variables.extend(end.map(drain::variable));
     variables.extend(kept.as_ref().map(|file| (names::RECIPE_FD.into(), file.as_raw_fd().to_string())));
     let spec = LaunchSpec {
-        program: std::env::current_exe().context("the path of this program")?.into(),
+        program: THIS_PROGRAM.into(),
         args: std::env::args_os().skip(1).collect(),
         workers,
         local_rank: match parts {

@@ -211,6 +211,30 @@ fn workers_that_are_killed_at_once_cost_one_restart() {
     assert!(said.contains("restarts: 1; what went wrong each time:"), "{said}");
 }
 
+/// A build while a run goes on is no other program in the midst of it.
+#[test]
+fn a_worker_is_replaced_by_the_program_that_the_run_was_started_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("phalanx");
+    fs::copy(env!("CARGO_BIN_EXE_phalanx"), &program).unwrap();
+    let mut command = Command::new(&program);
+    command.current_dir(folder.path()).env("PHALANX_CACHE", folder.path().join("cache"));
+    let mut run = Run::by(&mut command, TWO, folder.path(), &["--epochs", "1000"]);
+    run.until_steps_of(2);
+    fs::remove_file(&program).unwrap();
+    fs::write(&program, "no program").unwrap();
+    kill(run.worker(1), Signal::SIGKILL).unwrap();
+    for world_size in [1, 2] {
+        run.until(|event| event["event"] == "members" && event["world_size"] == world_size);
+    }
+    run.until_steps_of(2);
+    let name = fs::read_to_string(format!("/proc/{}/comm", run.worker(1))).unwrap();
+    assert_eq!(name.trim(), "phalanx");
+    let (status, said, told) = run.end(Some(Signal::SIGTERM));
+    assert_eq!(status.code(), Some(143), "{said}");
+    is_whole(&told, 16);
+}
+
 /// The compute threads of a process beside the one that calls them.
 fn helpers(process: Pid) -> usize {
     let threads = fs::read_dir(format!("/proc/{process}/task")).unwrap();

@@ -45,7 +45,7 @@ pub use prefix::Prefix;
 pub use report::{Failure, Outcome, Report, Who};
 pub use restart::EndReason;
 pub use signals::EndingSignals;
-pub use spec::{LaunchError, LaunchSpec, LocalRank, MAX_GRACE, MOST_WORKERS};
+pub use spec::{LaunchError, LaunchSpec, LocalRank, MAX_GRACE, MOST_WORKERS, THIS_PROGRAM};
 pub use stamp::LogTimes;
 pub use supervise::run;
 pub use worker::end_with_caller;

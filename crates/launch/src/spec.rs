@@ -18,10 +18,13 @@ pub const MAX_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 /// The most workers that one machine starts: each has a process, threads of its launcher's and pipes.
 pub const MOST_WORKERS: usize = 4096;
 
+/// The program of this very process, as it was when that was started: whatever lies at its path by the time a worker is started again.
+pub const THIS_PROGRAM: &str = "/proc/self/exe";
+
 /// The workers of a run.
 #[derive(Clone, Debug)]
 pub struct LaunchSpec {
-    /// The program: a path, or a name that is looked for in PATH.
+    /// The program: a path, a name that is looked for in PATH, or [`THIS_PROGRAM`].
     pub program: OsString,
     /// Its arguments.
     pub args: Vec<OsString>,

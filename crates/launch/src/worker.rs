@@ -7,7 +7,7 @@ use crate::given::{Given, variables};
 use crate::guard::Guard;
 use crate::news::{Berth, News};
 use crate::output::{Console, Stream, Tail, WorkerStream, copy_lines};
-use crate::spec::{LaunchError, LaunchSpec};
+use crate::spec::{LaunchError, LaunchSpec, THIS_PROGRAM};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::prctl::set_pdeathsig;
@@ -85,6 +85,10 @@ impl Worker {
             .envs(variables(given, local))
             .envs(spec.variables.iter().cloned())
             .stdin(Stdio::null());
+        // Who lists processes finds it by the name that this one was started by.
+        if let Some(name) = std::env::args_os().next().filter(|_| spec.program == THIS_PROGRAM) {
+            command.arg0(name);
+        }
         match &monitor {
             Some(monitor) => command.env(names::PULSE_FD, monitor.as_fd().as_raw_fd().to_string()),
             None => command.env_remove(names::PULSE_FD),

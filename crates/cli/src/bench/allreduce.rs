@@ -19,7 +19,7 @@ use phalanx::comm::{Algorithm, Error, Group, ReduceOp};
 use phalanx::tensor::DebugSync;
 use phalanx::{DeviceSpec, Worker};
 use phalanx_job::{WorkerEnv, names};
-use phalanx_launch::{Console, LaunchSpec, Numa, NumaBinding};
+use phalanx_launch::{Console, LaunchSpec, Numa, NumaBinding, THIS_PROGRAM};
 use serde::Serialize;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -106,7 +106,7 @@ fn lead(n: usize, args: &AllReduceArgs) -> Result<u8> {
     // What the agent's own environment says reaches the workers too, unless something was asked for.
     let transport = args.transport.map(|asked| if asked == BenchTransport::Tcp { "tcp" } else { "auto" });
     let spec = LaunchSpec {
-        program: std::env::current_exe().context("the path of this program")?.into(),
+        program: THIS_PROGRAM.into(),
         args: std::env::args_os().skip(1).collect(),
         workers: n,
         run_id: fresh_run_id()?,

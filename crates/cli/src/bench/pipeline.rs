@@ -19,7 +19,7 @@ use phalanx::parallel::pipeline::{
 use phalanx::parallel::{Local, Pass, Sync};
 use phalanx::tensor::{Crossing, DType, Device, Gradients, Philox, Tensor};
 use phalanx_job::WorkerEnv;
-use phalanx_launch::{Console, LaunchSpec};
+use phalanx_launch::{Console, LaunchSpec, THIS_PROGRAM};
 use serde::Serialize;
 use std::ops::Range;
 use std::sync::Arc;
@@ -222,7 +222,7 @@ fn report(args: &PipelineArgs, schedule: &Schedule, measured: &Measured) {
 fn lead(args: &PipelineArgs) -> Result<u8> {
     let folder = tempfile::tempdir().context("no folder for the run can be made")?;
     let spec = LaunchSpec {
-        program: std::env::current_exe().context("the path of this program")?.into(),
+        program: THIS_PROGRAM.into(),
         args: std::env::args_os().skip(1).collect(),
         workers: args.stages,
         run_id: fresh_run_id()?,

@@ -43,7 +43,7 @@ impl Line<'_> {
     /// What it runs, one by one.
     fn commands(&self) -> impl Iterator<Item = Line<'_>> {
         let command = |text: &str| Line { text: text.into(), words: words(text), ..*self };
-        commands(&self.text).into_iter().map(command)
+        commands(&self.text).map(command)
     }
 
     /// The value of a flag, as in `--nodes=2`, `--nodes 2` or `-N2`; names may be written with dashes or underscores.
@@ -140,7 +140,7 @@ fn parse(text: &str) -> Script<'_> {
         goes_on = continues;
     }
     for line in &mut lines {
-        line.words = commands(&line.text).into_iter().flat_map(words).collect();
+        line.words = commands(&line.text).flat_map(words).collect();
     }
     let functions = lines.iter().filter_map(|line| defined(&line.text)).map(str::to_owned).collect();
     Script { directives, lines, raw, documents, functions }

@@ -1,7 +1,7 @@
 //! The rules, a row each.
 
-use super::text::{defined, program};
-use super::{Line, Script};
+use super::text::{defined, joined, program};
+use super::{Line, Script, words};
 
 /// What a rule finds: the line, why, and what to write instead.
 type Found = Vec<(usize, String, String)>;
@@ -32,6 +32,7 @@ pub(super) const RULES: &[(&str, Rule)] = &[
     ("signal", signal),
     ("requeue-array", requeue_array),
     ("exit-code", exit_code),
+    ("background", background),
     ("visible-devices", visible_devices),
 ];
 
@@ -457,23 +458,57 @@ fn requeue_array(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
 }
 
 fn exit_code(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
+    let Some(last) = script.lines.last().filter(|_| script.lines.iter().any(is_training)) else {
+        return Vec::new();
+    };
     let stops = script.lines.iter().any(|line| {
         line.text.starts_with("set -") && (line.text.contains('e') || line.text.contains("errexit"))
     });
-    let Some(last) = script.lines.last().filter(|_| !stops) else { return Vec::new() };
-    let is_idle = ["echo", "date", "deactivate", "printf", "module"]
-        .iter()
-        .any(|word| last.words.first().is_some_and(|w| w == word));
-    if !is_idle || !script.lines.iter().any(is_training) {
+    let commands = joined(&last.text).into_iter().map(|(joint, text)| (joint, words(text)));
+    let commands: Vec<_> = commands.filter(|(_, words)| !words.is_empty()).collect();
+    let Some(((joint, own), before)) = commands.split_last() else { return Vec::new() };
+    let (why, instead) = match *joint {
+        "|" | "|&"
+            if is_training(last) && !script.lines.iter().any(|line| line.text.contains("pipefail")) =>
+        {
+            ("a pipe ends with the code of its last command", format!("set -o pipefail; {}", last.text))
+        }
+        "|" | "|&" => return Vec::new(),
+        // What comes behind that is heard only where the training went well.
+        "&&" if !before.iter().all(|(_, words)| is_idle(words)) => return Vec::new(),
+        _ if *own == ["wait"] => {
+            let instead =
+                "wait $! (several behind it: wait for each by its number, and exit with the worst code)";
+            ("wait by itself ends with 0, however those ended that it waited for", instead.into())
+        }
+        _ if is_idle(own) && !stops => {
+            let code = format!("code=$?; {}; exit $code (with code=$? right behind the training)", last.text);
+            ("the job ends with the code of its last command", code)
+        }
+        _ => return Vec::new(),
+    };
+    one(last.number, format!("{why}: it counts as completed when the training has failed"), instead)
+}
+
+/// Whether this goes well whatever was before it.
+fn is_idle(words: &[String]) -> bool {
+    program(words)
+        .is_some_and(|program| ["echo", "date", "deactivate", "printf", "module"].contains(&program))
+}
+
+fn background(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
+    let waits = |line: &Line<'_>| line.commands().any(|command| program(&command.words) == Some("wait"));
+    let Some(last) = script.lines.last().filter(|_| !script.lines.iter().any(waits)) else {
         return Vec::new();
+    };
+    match last.text.ends_with('&') && is_training(last) {
+        true => one(
+            last.number,
+            "the job ends with this script, which doesn't wait for what it has started behind it",
+            format!("{} wait $!", last.text),
+        ),
+        false => Vec::new(),
     }
-    let why =
-        "the job ends with the code of its last command: it counts as completed when the training has failed";
-    one(
-        last.number,
-        why,
-        format!("code=$?; {}; exit $code (with code=$? right behind the training)", last.text),
-    )
 }
 
 fn visible_devices(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {

@@ -137,6 +137,20 @@ fn each_mistake_is_found_and_its_repair_is_none() {
         &["#SBATCH --array=0-3", "scontrol requeue ${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"],
     );
     check("exit-code", 4, &["python train.py", "echo done"], &["set -e", "python train.py", "echo done"]);
+    check("exit-code", 3, &["python train.py; echo done"], &["echo begun && python train.py"]);
+    check("exit-code", 3, &["python train.py || echo failed"], &["python train.py && echo done"]);
+    check("exit-code", 4, &["python train.py", "echo 1 && date"], &["python train.py || exit 1"]);
+    check(
+        "exit-code",
+        3,
+        &["srun python train.py 2>&1 | tee log"],
+        &["set -eo pipefail", "srun python train.py 2>&1 | tee log"],
+    );
+    check("exit-code", 3, &["python train.py |& tee log"], &["python train.py > log 2>&1"]);
+    check("exit-code", 4, &["python train.py &", "wait"], &["python train.py &", "wait $!"]);
+    check("exit-code", 3, &["srun python train.py & wait"], &["srun python train.py & wait $!"]);
+    check("background", 3, &["srun python train.py &"], &["srun python train.py & wait $!"]);
+    check("background", 4, &["python a.py &", "python b.py &"], &["python a.py &", "python b.py"]);
     check(
         "visible-devices",
         4,

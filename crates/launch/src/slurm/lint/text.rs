@@ -44,18 +44,30 @@ impl Document {
 }
 
 /// What a line runs, one by one: its parts between `;`, `|` and `&` that are in no quotes.
-pub(super) fn commands(line: &str) -> Vec<&str> {
-    let (mut parts, mut from) = (Vec::new(), 0);
+pub(super) fn commands(line: &str) -> impl Iterator<Item = &str> {
+    joined(line).into_iter().map(|(_, command)| command)
+}
+
+/// The same, each with what joins it to the one before, as `&&`; nothing before the first.
+pub(super) fn joined(line: &str) -> Vec<(&str, &str)> {
+    let (mut parts, mut joint, mut from) = (Vec::new(), 0..0, 0);
     for (at, c) in unquoted(line).filter(|(_, c)| ";|&".contains(*c)) {
         // As in `2>&1` and `&>log`.
         let is_redirection =
             c == '&' && (line[..at].ends_with(['>', '<']) || line[at + 1..].starts_with('>'));
-        if !is_redirection {
-            parts.push(&line[from..at]);
-            from = at + 1;
+        if is_redirection {
+            continue;
         }
+        match joint.end == at && !joint.is_empty() {
+            true => joint.end = at + 1,
+            false => {
+                parts.push((&line[joint.clone()], &line[from..at]));
+                joint = at..at + 1;
+            }
+        }
+        from = at + 1;
     }
-    parts.push(&line[from..]);
+    parts.push((&line[joint], &line[from..]));
     parts
 }
 
