@@ -74,7 +74,7 @@ fn be_listed_by_name() {
     let given = std::env::args_os().next().unwrap_or_default();
     let name = Path::new(&given).file_name().and_then(|name| CString::new(name.as_bytes()).ok());
     // A process without its name runs as well.
-    name.into_iter().for_each(|name| drop(set_name(&name)));
+    let _ = name.map(|name| set_name(&name));
 }
 
 /// An error with its causes, each said once: many of our messages quote their cause already.

@@ -59,6 +59,10 @@ fn spec(args: &RunArgs) -> Result<LaunchSpec> {
         args.local_ranks_filter.as_deref(),
         workers,
     )?;
+    if let Some(asked) = args.stdin.filter(|&local| local >= workers) {
+        let why = format!("--stdin {asked}: there are {workers} workers on this machine, from 0 on");
+        return Err(WrongUsage(why).into());
+    }
     let local_rank = if args.virtual_local_rank { gpus.virtual_ranks(workers)? } else { LocalRank::Counted };
     let ending_signals = args
         .signals_to_handle
@@ -99,6 +103,7 @@ fn spec(args: &RunArgs) -> Result<LaunchSpec> {
         local_rank,
         local_rank_argument: args.pass_local_rank.then_some(program.before),
         processors: processors(args, workers)?,
+        stdin: args.stdin,
         ending_signals,
         held_signals,
         console: Console::Lines { prefix: prefix(args)?, shown },

@@ -5,6 +5,7 @@
 //! that its id, which is its group's, belongs to nobody else while signals are sent to it.
 
 use crate::console::Lines;
+use crate::foreground::Foreground;
 use crate::news::{Berth, How, News};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -33,6 +34,8 @@ pub(crate) struct Ending {
     pub(crate) life: PipeReader,
     /// Held open by those who read the worker's streams.
     pub(crate) streams: Receiver<Infallible>,
+    /// If it has the terminal.
+    pub(crate) foreground: Option<Arc<Foreground>>,
     pub(crate) lines: Lines,
     /// Whether somebody waits for the run to end.
     pub(crate) hurry: Arc<AtomicBool>,
@@ -41,13 +44,15 @@ pub(crate) struct Ending {
 
 impl Ending {
     /// Waits for the process to exit and ends its group.
-    pub(crate) fn attend(self, pid: Pid) {
+    pub(crate) fn attend(mut self, pid: Pid) {
         let status = loop {
             match waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) {
                 Err(Errno::EINTR) => {}
                 status => break status,
             }
         };
+        // Before anybody hears of its end, who may be gone right after that.
+        drop(self.foreground.take());
         // The queue is read until every worker has ended.
         let _ = self.news.send(News::Exited(self.berth, How::of(status)));
         let mut gone = self.gone_within(FLUSH);

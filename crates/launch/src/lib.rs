@@ -20,6 +20,7 @@ mod watch;
 mod blame;
 mod console;
 mod ending;
+mod foreground;
 mod full;
 mod given;
 mod guard;

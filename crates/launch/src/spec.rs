@@ -53,6 +53,9 @@ pub struct LaunchSpec {
     /// Those that are passed on and must not be lost, for workers that know it: each begins with them blocked, until it is ready
     /// for them, and gets those that were passed on before it was started.
     pub held_signals: Vec<i32>,
+    /// The local rank of the worker that reads this process's standard input, and has the terminal where that is one; others have nothing
+    /// to read.
+    pub stdin: Option<usize>,
     /// What is shown of the workers' output.
     pub console: Console,
     /// Where the time stands before each line of theirs.
@@ -88,6 +91,7 @@ impl Default for LaunchSpec {
             processors: Vec::new(),
             ending_signals: EndingSignals::default(),
             held_signals: Vec::new(),
+            stdin: None,
             console: Console::Lines { prefix: Some(Prefix::default()), shown: Vec::new() },
             log_times: LogTimes::Logs,
             max_restarts: 0,

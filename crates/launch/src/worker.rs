@@ -2,6 +2,7 @@
 
 use crate::console::Lines;
 use crate::ending::Ending;
+use crate::foreground::{self, Foreground};
 use crate::full::is_full;
 use crate::given::{Given, variables};
 use crate::guard::Guard;
@@ -17,7 +18,7 @@ use phalanx_job::{Monitor, names};
 use phalanx_wire::Rank;
 use std::convert::Infallible;
 use std::ffi::OsString;
-use std::io::{PipeReader, PipeWriter, pipe};
+use std::io::{IsTerminal, PipeReader, PipeWriter, pipe};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -85,6 +86,11 @@ impl Worker {
             .envs(variables(given, local))
             .envs(spec.variables.iter().cloned())
             .stdin(Stdio::null());
+        let reads = spec.stdin == Some(local);
+        let foreground = reads.then(Foreground::of_this_process).flatten().map(Arc::new);
+        if reads {
+            command.stdin(foreground::input(foreground.as_deref()));
+        }
         // Who lists processes finds it by the name that this one was started by.
         if let Some(name) = std::env::args_os().next().filter(|_| spec.program == THIS_PROGRAM) {
             command.arg0(name);
@@ -95,8 +101,13 @@ impl Worker {
         };
         let (reading, streams) = channel();
         let [out, err] = [Arc::default(), Arc::default()];
-        if spec.console != Console::FirstRank || rank != Rank(0) || given.replaces {
+        let is_first = spec.console == Console::FirstRank && rank == Rank(0) && !given.replaces;
+        // A prompt is no line.
+        let writes_itself = |is_terminal: bool| is_first || foreground.is_some() && is_terminal;
+        if !writes_itself(std::io::stdout().is_terminal()) {
             command.stdout(copied(given, ties, local, Stream::Out, &out, reading.clone())?);
+        }
+        if !writes_itself(std::io::stderr().is_terminal()) {
             command.stderr(copied(given, ties, local, Stream::Err, &err, reading.clone())?);
         }
         drop(reading);
@@ -108,8 +119,9 @@ impl Worker {
         let processors = processors(spec, local)?;
         let held = spec.held_signals.iter().filter_map(|&number| Signal::try_from(number).ok());
         let held: SigSet = held.collect();
-        // SAFETY: between fork and exec only async-signal-safe calls are made: prctl, getppid, fcntl, sched_setaffinity, sigmask,
-        // getpid, write, and building an error from a number.
+        let terminal = foreground.clone();
+        // SAFETY: between fork and exec only async-signal-safe calls are made: prctl, getppid, fcntl, sched_setaffinity, tcsetpgrp,
+        // sigaction, sigmask, getpid, write, and building an error from a number.
         unsafe {
             command.pre_exec(move || {
                 end_with(parent)?;
@@ -120,6 +132,7 @@ impl Worker {
                 if let Some(processors) = &processors {
                     sched_setaffinity(Pid::from_raw(0), processors)?;
                 }
+                terminal.as_ref().map_or(Ok(()), |terminal| terminal.take())?;
                 held.thread_block()?;
                 enlist();
                 Ok(())
@@ -127,7 +140,7 @@ impl Worker {
         }
         let (started, pid) = sync_channel(1);
         let (news, lines, hurry) = (ties.news.clone(), ties.lines.clone(), Arc::clone(&ties.hurry));
-        let ending = Ending { berth, life, streams, lines, hurry, news };
+        let ending = Ending { berth, life, streams, foreground, lines, hurry, news };
         let attend = move || {
             if let Ok(pid) = pid.recv() {
                 ending.attend(pid);

@@ -103,6 +103,10 @@ pub(crate) struct RunArgs {
     /// Show only these workers' lines, as in 0,2.
     #[arg(long, value_name = "RANK,...")]
     pub(crate) local_ranks_filter: Option<String>,
+    /// The worker that reads this command's standard input, for programs that are given something there and for debuggers
+    /// (`breakpoint()`): on a terminal it is in the foreground, writes there itself, and has Ctrl-C for itself; others read nothing.
+    #[arg(long, value_name = "LOCAL_RANK")]
+    pub(crate) stdin: Option<usize>,
     /// What stands before each line, with ${role_name}, ${local_rank}, ${rank} and ${hostname} [default: "[rank${rank}]: "].
     #[arg(long, value_name = "TEXT", conflicts_with = "no_prefix")]
     pub(crate) log_line_prefix_template: Option<String>,
@@ -138,8 +142,8 @@ pub(crate) struct RunArgs {
     /// start=600, checkpoint=900, step and evaluation 60 or 50 times the longest so far, and 600 for the first].
     #[arg(long, value_name = "LIMITS")]
     pub(crate) hang_timeout: Option<String>,
-    /// The program and its arguments; a .py program runs with the active Python. Its standard input is empty, where
-    /// torchrun hands on its own, so a debugger ends at once.
+    /// The program and its arguments; a .py program runs with the active Python. Its standard input is empty but for that of --stdin's
+    /// worker.
     #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
     pub(crate) program: Vec<OsString>,
 }

@@ -40,7 +40,7 @@ use words::{Answer, Asked, Facts, Order, Start};
 pub(crate) struct HostsArgs {
     /// Start the agents of these machines from here, over ssh, each with so many workers [default: --nproc-per-node of each], as in
     /// a:8,b:8 or me@n[1-4]:8. The program, its data and this binary lie at the same place on all.
-    #[arg(long, value_name = "HOST[:N],...", conflicts_with_all = ["node_rank", "standalone", "master_addr", "local_addr"])]
+    #[arg(long, value_name = "HOST[:N],...", conflicts_with_all = ["node_rank", "standalone", "master_addr", "local_addr", "stdin"])]
     pub(crate) hosts: Option<String>,
     /// What starts a command on a host, as in "ssh -p 2222" [default: PHALANX_SSH, else ssh].
     #[arg(long, value_name = "COMMAND", requires = "hosts")]

@@ -8,6 +8,7 @@ mod network;
 mod nodes;
 mod restart;
 mod schedules;
+mod stdin;
 mod stop;
 mod torch;
 mod training;
