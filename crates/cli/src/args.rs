@@ -14,7 +14,9 @@ use phalanx::parallel::pipeline::ScheduleKind;
 use phalanx_job::MOST_THREADS;
 use phalanx_launch::MOST_WORKERS;
 use std::fmt;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Distributed training of neural networks: launch, train, measure.
@@ -724,6 +726,13 @@ fn from_one_to(most: usize) -> RangedU64ValueParser<usize> {
 /// `-1` is a value, which is refused with the name of its flag, and no flag that nobody knows.
 fn negative_values(command: clap::Command) -> clap::Command {
     command.allow_negative_numbers(true).mut_subcommands(negative_values)
+}
+
+/// A file that was named, if it has no more bytes than that; a device would never end.
+pub(crate) fn read_up_to(most: u64, file: &Path) -> io::Result<Option<Vec<u8>>> {
+    let mut bytes = Vec::new();
+    let read = File::open(file)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    Ok((read as u64 <= most).then_some(bytes))
 }
 
 /// Writes a shell's completions.

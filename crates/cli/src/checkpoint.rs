@@ -21,7 +21,7 @@ pub(crate) fn checkpoint(args: &CheckpointArgs) -> Result<u8> {
             }
             let Converted { folder, manifest } = convert(&found(dir)?[0], *parts, out)?;
             if *json {
-                print(json!({ "checkpoint": folder, "manifest": manifest }));
+                print(json!({ "checkpoint": folder.display().to_string(), "manifest": manifest }));
             } else {
                 print(describe(&folder, &manifest));
             }
@@ -55,12 +55,14 @@ fn show(folders: &[PathBuf], json: bool) -> u8 {
     let mut code = 0;
     for folder in folders {
         match (Manifest::read(folder), json) {
-            (Ok(manifest), true) => print(json!({ "checkpoint": folder, "manifest": manifest })),
+            (Ok(manifest), true) => {
+                print(json!({ "checkpoint": folder.display().to_string(), "manifest": manifest }))
+            }
             (Ok(manifest), false) => print(describe(folder, &manifest)),
             (Err(error), json) => {
                 code = 1;
                 if json {
-                    print(json!({ "checkpoint": folder, "error": error.to_string() }));
+                    print(json!({ "checkpoint": folder.display().to_string(), "error": error.to_string() }));
                 } else {
                     say(format_args!("error: {error}"));
                 }
@@ -111,7 +113,9 @@ fn verify(folders: &[PathBuf], json: bool) -> u8 {
 fn tell(folder: &Path, whole: &Result<Manifest, CheckpointError>, json: bool) {
     let error = whole.as_ref().err().map(ToString::to_string);
     match (whole, json) {
-        (_, true) => print(json!({ "checkpoint": folder, "whole": error.is_none(), "error": error })),
+        (_, true) => print(
+            json!({ "checkpoint": folder.display().to_string(), "whole": error.is_none(), "error": error }),
+        ),
         (Ok(manifest), false) => {
             let bytes: u64 = manifest.files.iter().map(|file| file.bytes).sum();
             print(format_args!(

@@ -8,7 +8,7 @@ mod yaml;
 
 pub(crate) use flags::ClusterArgs;
 
-use crate::args::WrongUsage;
+use crate::args::{WrongUsage, read_up_to};
 use crate::say::{print, say};
 use anyhow::{Context, Result, bail};
 use flags::{Aws, Cluster, InitArgs};
@@ -50,13 +50,12 @@ fn init(args: &InitArgs) -> Result<u8> {
 
 fn check_file(file: &Path, as_json: bool) -> Result<u8> {
     let name = file.display();
-    let length = std::fs::metadata(file).with_context(|| format!("{name}: can't be read"))?.len();
-    if length > MOST_BYTES {
+    let read = read_up_to(MOST_BYTES, file).with_context(|| format!("{name}: can't be read"))?;
+    let Some(bytes) = read else {
         bail!(
-            "{name}: has {length} bytes, which no configuration has\nhint: give the config.yaml of pcluster"
+            "{name}: has more than {MOST_BYTES} bytes, as no configuration has\nhint: give the config.yaml of pcluster"
         );
-    }
-    let bytes = std::fs::read(file).with_context(|| format!("{name}: can't be read"))?;
+    };
     let found = check(&String::from_utf8_lossy(&bytes));
     for Finding { line, is_error, path, why } in &found {
         let kind = if *is_error { "error" } else { "warning" };

@@ -181,12 +181,13 @@ impl Observer for First<'_> {
         let desk = self.desk()?;
         desk.tell(untold.iter());
         let file = |name: &str| desk.run_dir.path().join(name);
+        // What a run is for comes first, should the disk have room for no more.
+        let model = file(MODEL);
+        end.save_model(&model)?;
         end.save_average(&file("model_ema.safetensors"))?;
         if save_optimizer {
             end.save_optimizer(&file("optimizer.safetensors"))?;
         }
-        let model = file(MODEL);
-        end.save_model(&model)?;
         let Concluded { state, evaluation, stopped_early, .. } = end;
         let best = state.progress.best;
         // A run that has only kept it since its best epoch has none.

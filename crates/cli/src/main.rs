@@ -63,7 +63,7 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             let usage = error.downcast_ref::<args::WrongUsage>().is_some();
-            say::say(format_args!("error: {}", told(&error)));
+            say::say(format_args!("error: {}", say::harmless(&told(&error))));
             ExitCode::from(if usage { 2 } else { 1 })
         }
     }

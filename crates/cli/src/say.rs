@@ -17,6 +17,18 @@ pub(crate) fn say(line: impl Display) {
     let _ = std::io::stderr().lock().write_all(format!("{line}\n").as_bytes());
 }
 
+/// Text with names from foreign files in it, without what a terminal would do for them.
+pub(crate) fn harmless(text: &str) -> String {
+    let is_harmful = |c: char| c.is_control() && c != '\n' && c != '\t';
+    text.chars().fold(String::new(), |mut harmless, c| {
+        match is_harmful(c) {
+            true => harmless.extend(c.escape_default()),
+            false => harmless.push(c),
+        }
+        harmless
+    })
+}
+
 /// A line of the result.
 pub(crate) fn print(line: impl Display) {
     match std::io::stdout().lock().write_all(format!("{line}\n").as_bytes()) {

@@ -6,6 +6,7 @@ mod ranks;
 use crate::args::TopArgs;
 use crate::say::{is_read, print};
 use anyhow::Result;
+use console::Term;
 use gpus::{Shown, Visible};
 use phalanx_cuda::nvml::Nvml;
 use phalanx_cuda::{Driver, Error, Library};
@@ -59,9 +60,13 @@ pub(crate) fn top(args: &TopArgs) -> Result<u8> {
             continue;
         }
         let told = told(&gpus, why_no_gpus.as_deref(), &workers);
+        if !is_screen {
+            print(told.trim_end());
+            continue;
+        }
+        let (rows, columns) = Term::stdout().size();
         // To the first line, and the rest of the screen empty.
-        let clear = if is_screen { "\x1b[H\x1b[J" } else { "" };
-        print(format_args!("{clear}{}", told.trim_end()));
+        print(format_args!("\x1b[H\x1b[J{}", fitted(told.trim_end(), rows.into(), columns.into())));
     }
     Ok(0)
 }
@@ -74,6 +79,19 @@ fn why(error: &Error) -> String {
         }
         error => error.to_string(),
     }
+}
+
+/// Of these lines what a screen of so many rows has room for, above the one that the cursor stands in; longer ones are cut.
+fn fitted(told: &str, rows: usize, columns: usize) -> String {
+    let lines: Vec<&str> = told.lines().collect();
+    let room = rows.saturating_sub(1).max(1);
+    let shown = if lines.len() > room { room - 1 } else { lines.len() };
+    let cut = |line: &&str| line.chars().take(columns).collect::<String>();
+    let mut text: Vec<String> = lines[..shown].iter().map(cut).collect();
+    if shown < lines.len() {
+        text.push(format!("... and {} lines more: a higher window shows them", lines.len() - shown));
+    }
+    text.join("\n")
 }
 
 fn told(gpus: &[Shown], why_no_gpus: Option<&str>, workers: &[Worker]) -> String {
@@ -103,5 +121,18 @@ pub(crate) fn interval(text: &str) -> Result<Duration, String> {
     match Duration::try_from_secs_f64(seconds) {
         Ok(interval) if interval >= Duration::from_millis(10) => Ok(interval),
         _ => Err("must be a number of seconds, 0.01 or more".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_screen_shows_the_first_lines_and_how_many_there_are() {
+        assert_eq!(fitted("a\nb\nc", 4, 9), "a\nb\nc");
+        assert_eq!(fitted("abcde\nb", 3, 3), "abc\nb");
+        assert_eq!(fitted("a\nb\nc\nd", 4, 9), "a\nb\n... and 2 lines more: a higher window shows them");
+        assert_eq!(fitted("a\nb", 1, 9), "... and 2 lines more: a higher window shows them");
     }
 }

@@ -5,6 +5,7 @@ mod user;
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -350,10 +351,52 @@ fn a_disk_without_room_for_checkpoints_is_told_and_the_run_goes_on() {
     assert_eq!(fs::read_dir(run.join("checkpoints")).unwrap().count(), 0, "nothing is left of them");
 }
 
+#[test]
+fn a_disk_with_room_for_the_model_alone_has_the_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = ["--epochs", "1", "--out", "run", "--set", "optimizer.name=adam", "--save-optimizer"];
+    let training = command(folder.path(), &args);
+    let mut limited = Command::new("bash");
+    limited.args(["-c", "ulimit -f 128; exec \"$0\" \"$@\""]);
+    limited.arg(training.get_program()).args(training.get_args());
+    let out = limited.current_dir(folder.path()).output().unwrap();
+    assert_eq!(out.status.code(), Some(1), "{}", text(&out.stderr));
+    assert!(text(&out.stderr).contains("optimizer.safetensors: can't be written"), "{}", text(&out.stderr));
+    assert!(folder.path().join("run/model.safetensors").exists());
+}
+
 /// `phalanx checkpoint`: its exit code, what it printed and what it said.
 fn look(folder: &Path, args: &[&str]) -> (Option<i32>, String, String) {
     let out = phalanx(folder).arg("checkpoint").args(args).output().unwrap();
     (out.status.code(), text(&out.stdout), text(&out.stderr))
+}
+
+#[test]
+fn a_folder_whose_name_is_no_text_is_looked_into() {
+    let folder = tempfile::tempdir().unwrap();
+    done(folder.path(), &["--out", "run", "--steps", "5"]);
+    let odd = folder.path().join(std::ffi::OsStr::from_bytes(b"odd\xff"));
+    fs::rename(folder.path().join("run"), &odd).unwrap();
+    for what in ["show", "verify"] {
+        let out = phalanx(folder.path()).args(["checkpoint", what]).arg(&odd).arg("--json").output().unwrap();
+        assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+        let told: Value = serde_json::from_slice(&out.stdout).unwrap();
+        assert!(told["checkpoint"].as_str().unwrap().contains("checkpoints/step-5"), "{told}");
+    }
+}
+
+#[test]
+fn a_pipe_in_a_checkpoint_is_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    done(folder.path(), &["--out", "run", "--steps", "5"]);
+    let manifest = checkpoint(&folder.path().join("run"), 5).join("manifest.json");
+    fs::remove_file(&manifest).unwrap();
+    assert!(Command::new("mkfifo").arg(&manifest).status().unwrap().success());
+    let (code, _, said) = look(folder.path(), &["show", "run"]);
+    assert!(code == Some(1) && said.contains("it is no file, but a folder, a pipe or a device"), "{said}");
+    let out = command(folder.path(), &["--out", "run", "--resume"]).output().unwrap();
+    let said = text(&out.stderr);
+    assert!(out.status.code() == Some(1) && said.contains("it is no file, but a folder"), "{said}");
 }
 
 #[test]

@@ -7,9 +7,11 @@ use crate::membership::{Decision, Leave, Member, Membership};
 use crate::store::Desk;
 use crate::succession::RollCall;
 use phalanx_job::{AGENT_PURPOSE, Cause, FromWorker, Link, MAX_FRAME, Notice, Terms, ToWorker};
-use phalanx_wire::{Channel, Deadline, Generation, Hello, Pass, Rank, Strangers, read_frame, write_frame};
+use phalanx_wire::{
+    Channel, Deadline, Generation, HandshakeError, Hello, Pass, Rank, Strangers, read_frame, write_frame,
+};
 use std::collections::{BTreeSet, HashMap};
-use std::io::Result;
+use std::io::{ErrorKind, Result};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -19,6 +21,8 @@ use std::time::{Duration, Instant};
 const NEWCOMER_LIMIT: Duration = Duration::from_secs(10);
 /// How long an agent may wait to be led from here: others may find out later than it that their coordinator is gone.
 const STAND_BY_LIMIT: Duration = Duration::from_secs(5);
+/// How long it rests where those who wait outside can't be taken in: to look again at once would take a core.
+const BARRED: Duration = Duration::from_millis(50);
 /// How often to look whether it is.
 const LOOK: Duration = Duration::from_millis(5);
 /// What the purpose of an agent's connection begins with, whatever its version.
@@ -312,11 +316,23 @@ impl Shared {
 }
 
 fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+    let mut is_barred = false;
     for stream in listener.incoming() {
         if shared.stop.load(Ordering::Relaxed) {
             return;
         }
-        let Ok(stream) = stream else { continue };
+        let stream = match stream {
+            Ok(stream) => stream,
+            // Who waits outside goes on doing so, and there is no descriptor for it.
+            Err(error) => {
+                if !std::mem::replace(&mut is_barred, true) {
+                    tracing::warn!("connections have to wait: {error}");
+                }
+                std::thread::sleep(BARRED);
+                continue;
+            }
+        };
+        is_barred = false;
         let from = stream.peer_addr().map_or_else(|_| "an unknown address".into(), |a| a.to_string());
         let Ok(handle) = stream.try_clone() else { continue };
         let (number, evicted) = shared.strangers.enter(handle);
@@ -328,7 +344,15 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         let thread = std::thread::Builder::new().name("phalanx-member".into()).spawn(move || {
             let met = prove(stream, &serving);
             serving.strangers.leave(number);
-            let served = met.and_then(|(stream, newcomer)| match newcomer {
+            let (stream, newcomer) = match met {
+                Ok(met) => met,
+                // As a worker does that is ended just then.
+                Err(HandshakeError::Io(error)) if error.kind() == ErrorKind::UnexpectedEof => {
+                    return tracing::debug!("{from} has hung up: {error}");
+                }
+                Err(error) => return tracing::warn!("refused a connection from {from}: {error}"),
+            };
+            let served = match newcomer {
                 Newcomer::Agent => match serving.leads() {
                     Some(agents) => agents.serve(&stream),
                     // Those whom it came to be led by are led by another, or it came too early, and will come again.
@@ -340,7 +364,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
                     serving.forget(member);
                     result
                 }
-            });
+            };
             if let Err(reason) = served {
                 tracing::warn!("refused a connection from {from}: {reason}");
             }
@@ -352,10 +376,6 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
     }
 }
 
-fn text(error: impl std::fmt::Display) -> String {
-    error.to_string()
-}
-
 /// Who has proven itself.
 enum Newcomer {
     Agent,
@@ -364,7 +384,7 @@ enum Newcomer {
 }
 
 /// Has a newcomer prove itself; says who it is.
-fn prove(stream: TcpStream, shared: &Shared) -> std::result::Result<(Channel, Newcomer), String> {
+fn prove(stream: TcpStream, shared: &Shared) -> std::result::Result<(Channel, Newcomer), HandshakeError> {
     let generation = shared.state().generation;
     let mut is_agent = false;
     // The coordinator is no rank; it speaks as rank 0 of the same generation.
@@ -377,7 +397,7 @@ fn prove(stream: TcpStream, shared: &Shared) -> std::result::Result<(Channel, Ne
         Hello { purpose: purpose.into(), rank: Rank(0), generation }
     };
     let deadline = Deadline::after(NEWCOMER_LIMIT);
-    let (channel, peer) = Channel::accept(stream, &shared.pass, &deadline, answer).map_err(text)?;
+    let (channel, peer) = Channel::accept(stream, &shared.pass, &deadline, answer)?;
     let newcomer = if is_agent { Newcomer::Agent } else { Newcomer::Worker(peer.rank, generation) };
     Ok((channel, newcomer))
 }
@@ -453,7 +473,7 @@ fn serve(
                 if let Decision::Refuse { reason } = decision {
                     // One of those it was with doesn't go on, so it can't either, and can't say so on a connection that ends here.
                     drop(state);
-                    failed(reason.clone(), Cause::Other);
+                    failed(reason.clone(), Cause::Refused);
                     return refuse(reason);
                 }
                 seats.into_iter().for_each(|rank| shared.notice(generation, Notice::Silent { rank }));

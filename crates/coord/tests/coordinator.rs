@@ -133,7 +133,7 @@ fn a_member_that_cannot_go_on_without_another_is_told_to_have_followed_it() {
     let why = "the ranks that are left can't go on in place, so that all begin again";
     let error = b.rejoin(&[], soon()).unwrap_err().to_string();
     assert!(error.contains(why), "{error}");
-    let failed = Notice::Failed { rank: Rank(1), message: why.into(), cause: Cause::Other };
+    let failed = Notice::Failed { rank: Rank(1), message: why.into(), cause: Cause::Refused };
     assert_eq!(notices.recv_timeout(LIMIT).unwrap(), failed);
 }
 

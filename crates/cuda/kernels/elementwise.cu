@@ -108,7 +108,8 @@ extern "C" __global__ void winner_gradient(const T *mine, const T *other, const 
         places(walk, i, at);
         const float x = wide(mine[at[0]]) * sign, y = wide(other[at[1]]) * sign;
         const float share = x == y ? 0.5f : x < y ? 0.0f : 1.0f;
-        out[i] = stored(share * wide(grad[at[2]]));
+        // The loser gets nothing of a gradient that is no number either.
+        out[i] = stored(share == 0.0f ? 0.0f : share * wide(grad[at[2]]));
     }
 }
 

@@ -54,7 +54,7 @@ pub trait Dataset: Send + Sync {
     /// and [`BatchBuffers::epoch`], as several threads and ranks fill batches in an order that nobody fixes.
     ///
     /// # Errors
-    /// Whatever reading a sample can meet; training stops with it.
+    /// Whatever reading a sample can meet ([`Error::Other`](crate::Error::Other) of another's data); training stops with it.
     fn batch(&self, indices: &[usize], into: &mut BatchBuffers) -> Result<()>;
 
     /// The samples as bytes, where a device can make them of these; by default it can't.

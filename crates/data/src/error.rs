@@ -65,6 +65,9 @@ pub enum Error {
         /// Why, in words.
         reason: String,
     },
+    /// A [`Dataset`](crate::Dataset) of somebody else's failed.
+    #[error(transparent)]
+    Other(Box<dyn std::error::Error + Send + Sync>),
     /// A text too short to learn from.
     #[error("{}: a text of {found} bytes: windows of {window} bytes need at least {needed}\nhint: take a longer text, or a smaller model.context", path.display())]
     ShortText {
@@ -223,6 +226,7 @@ impl Error {
             | Error::Inside { .. }
             | Error::Unsuitable { .. } => true,
             Error::Io { .. }
+            | Error::Other(_)
             | Error::Image { .. }
             | Error::NotResident { .. }
             | Error::Missing { .. }

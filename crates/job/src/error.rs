@@ -23,7 +23,7 @@ pub enum Error {
     Secret(#[from] SecretError),
     /// Nobody told where a secret could be.
     #[error(
-        "this rank has no secret to prove itself with\nhint: start it with `phalanx run`, or set PHALANX_SECRET_FILE to a file that all ranks can read"
+        "no secret to prove oneself with: neither HOME nor XDG_CONFIG_HOME says where one is kept\nhint: set one of them, or PHALANX_SECRET_FILE (--secret-file) to a file that all nodes and ranks can read"
     )]
     NoSecret,
     /// The coordinator can't be reached.

@@ -105,6 +105,8 @@ pub enum Cause {
     Unknown,
     /// Another rank's, which it lost.
     Other,
+    /// Another rank's, which keeps all from going on in place, so that all begin again.
+    Refused,
     /// Nobody's any more: with a rank that was lost before went a part of the run that is nowhere else, so that all begin again.
     PartLost,
 }

@@ -22,8 +22,9 @@ pub(crate) struct Lost {
 /// Whether another takes its place; else all are to be stopped.
 pub(crate) fn is_replaced(lost: Lost) -> bool {
     let Lost { in_place, cause, any_done, restarts, max_restarts } = lost;
-    let comes_to_the_same = matches!(cause, Some(Cause::Own | Cause::Setting));
-    in_place && !any_done && !comes_to_the_same && restarts.count <= max_restarts
+    // Another would come to the same, or nobody goes on that it could join.
+    let is_in_vain = matches!(cause, Some(Cause::Own | Cause::Setting | Cause::Refused));
+    in_place && !any_done && !is_in_vain && restarts.count <= max_restarts
 }
 
 /// How a generation of workers ended, and what came before.
@@ -211,6 +212,7 @@ mod tests {
         check(Lost { cause: Some(Cause::Unknown), ..lost }, true);
         check(Lost { cause: Some(Cause::Own), ..lost }, false);
         check(Lost { cause: Some(Cause::Setting), ..lost }, false);
+        check(Lost { cause: Some(Cause::Refused), ..lost }, false);
         check(Lost { cause: Some(Cause::PartLost), ..lost }, true);
         check(Lost { in_place: false, ..lost }, false);
         check(Lost { any_done: true, ..lost }, false);

@@ -84,6 +84,10 @@ fn shared(log: &Tensor, shares: &Tensor, label_smoothing: f64) -> Tensor {
         log.shape(),
         shares.shape()
     );
+    assert!(
+        (0.0..1.0).contains(&label_smoothing),
+        "loss: label smoothing must lie in [0, 1), got {label_smoothing}"
+    );
     let shares = shares * (1.0 - label_smoothing) + label_smoothing / classes as f64;
     (log * shares).sum_all() * (-1.0 / n as f64)
 }

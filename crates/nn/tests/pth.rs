@@ -102,6 +102,15 @@ fn views_become_tensors_of_their_own() {
 }
 
 #[test]
+fn what_is_marked_as_negative_changes_its_sign() {
+    let weights = read("pth/negative.pth");
+    let get = |key: &str| weights.get(key).unwrap().1.to_vec();
+    assert_eq!(get("imaginary"), [0.0, -1.0, -2.0, -3.0]);
+    assert_eq!(get("view"), [0.0, -1.0, -2.0, -3.0]);
+    assert_eq!(get("plain"), [0.0, 1.0, 2.0, 3.0]);
+}
+
+#[test]
 fn one_state_dict_is_read_however_it_was_saved() {
     let want = read("pth/protocol3.pth");
     let names: Vec<&str> = want.names().collect();

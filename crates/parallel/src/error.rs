@@ -115,6 +115,14 @@ pub enum Error {
         /// What the driver says.
         error: Box<phalanx_tensor::Error>,
     },
+    /// Stages that ranks can't have alike.
+    #[error("{stages} stages for a pipeline of {ranks} ranks\nhint: give each rank one, or each as many")]
+    Stages {
+        /// How many there are.
+        stages: usize,
+        /// How many have them.
+        ranks: usize,
+    },
     /// Blocks that aren't placed, or are placed twice.
     #[error("the blocks {} are placed, and the model has the blocks 0..{blocks}\nhint: place all of them, in order", .placed.join(", "))]
     Places {

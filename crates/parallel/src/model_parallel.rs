@@ -232,9 +232,16 @@ impl ModelParallel {
             of_axis(Axis::Context)?.stretch(&mut model, ranks)?;
         }
         let stages = match (&config.stages, &pipeline) {
-            (Some(stages), Some(_)) => {
+            (Some(stages), Some(pipeline)) => {
                 let blocks = agreed(world, speaker, &stages.blocks)?;
-                if blocks.last().map_or(0, |last| last.end) != model.blocks() {
+                let (stages_of_all, ranks) = (blocks.len(), pipeline.world_size());
+                if !stages_of_all.is_multiple_of(ranks) {
+                    return Err(Error::Stages { stages: stages_of_all, ranks });
+                }
+                let ends = std::iter::once(0).chain(blocks.iter().map(|blocks| blocks.end));
+                let ascend =
+                    blocks.iter().zip(ends).all(|(blocks, end)| blocks.start == end && blocks.end >= end);
+                if !ascend || blocks.last().map_or(0, |last| last.end) != model.blocks() {
                     let placed = blocks.iter().map(|blocks| format!("{blocks:?}")).collect();
                     return Err(Error::Places { placed, blocks: model.blocks() });
                 }
@@ -579,10 +586,11 @@ fn holder_of(block: usize, stages: &StagesConfig, mesh: &Mesh) -> usize {
 
 /// The stages of one rank, as others may have measured other times.
 fn agreed(world: &Group, speaker: Rank, blocks: &[Range<usize>]) -> Result<Vec<Range<usize>>, Error> {
-    let mut ends: Vec<u64> = blocks.iter().map(|blocks| blocks.end as u64).collect();
-    world.broadcast(&mut ends, speaker)?;
-    let starts = std::iter::once(0).chain(ends.iter().copied());
-    Ok(starts.zip(&ends).map(|(start, &end)| start as usize..end as usize).collect())
+    let mut bounds: Vec<u64> =
+        blocks.iter().flat_map(|blocks| [blocks.start, blocks.end]).map(|at| at as u64).collect();
+    world.broadcast(&mut bounds, speaker)?;
+    let (pairs, _) = bounds.as_chunks();
+    Ok(pairs.iter().map(|&[start, end]| start as usize..end as usize).collect())
 }
 
 impl Strategy for ModelParallel {

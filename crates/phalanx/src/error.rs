@@ -180,11 +180,23 @@ pub enum Error {
     /// A group of parameters can't be made.
     #[error(transparent)]
     Group(#[from] phalanx_nn::optim::BadGroup),
-    /// A rank of [`crate::spawn`] panicked; its message was printed.
-    #[error("rank {rank} panicked")]
+    /// A rank of [`crate::spawn`] panicked.
+    #[error("rank {rank} panicked: {message}")]
     Panicked {
         /// Which.
         rank: usize,
+        /// What it said.
+        message: String,
+    },
+    /// A setting of a [`crate::Trainer`] can't be.
+    #[error("{name} is {value}: must be {want}")]
+    Setting {
+        /// Which.
+        name: &'static str,
+        /// What it is.
+        value: String,
+        /// What would do.
+        want: &'static str,
     },
     /// A rank of [`crate::spawn`] couldn't be started.
     #[error("rank {rank} can't be started: {source}")]

@@ -3,7 +3,7 @@
 use crate::checkpoint::{self, Holds};
 use crate::error::Error;
 use crate::trainer::{Evaluation, State};
-use phalanx_nn::{Parameters, Weights};
+use phalanx_nn::Parameters;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -229,7 +229,7 @@ impl Concluded<'_> {
     /// has all of them, a piece at a time.
     pub fn save_model(&self, path: &Path) -> Result<(), Error> {
         match &self.parts {
-            Some(folder) => Ok(checkpoint::save(folder, Holds::Model, |_| true, path)?),
+            Some(folder) => Ok(checkpoint::save(folder, Holds::Model, path)?),
             None => Ok(self.parameters.to_weights().save(path)?),
         }
     }
@@ -238,28 +238,19 @@ impl Concluded<'_> {
     pub fn save_average(&self, path: &Path) -> Result<(), Error> {
         match (&self.state.average, &self.parts) {
             (None, _) => Ok(()),
-            (Some(_), Some(folder)) => Ok(checkpoint::save(folder, Holds::Average, |_| true, path)?),
+            (Some(_), Some(folder)) => Ok(checkpoint::save(folder, Holds::Average, path)?),
             (Some(average), None) => Ok(average.to_weights(self.parameters).save(path)?),
         }
     }
 
-    /// The same for the optimizer's state: an array for each of a parameter, named after both, such as `0.weight.exp_avg`.
+    /// The same for the optimizer's state, as checkpoints have it: arrays that are named after a parameter and what they are of it, such as
+    /// `0.weight.exp_avg`, and the number of steps.
     pub fn save_optimizer(&self, path: &Path) -> Result<(), Error> {
-        if let Some(folder) = &self.parts {
-            let is_beside_parameter = |name: &str| self.parameters.names().iter().any(|of| is_of(name, of));
-            return Ok(checkpoint::save(folder, Holds::Optimizer, is_beside_parameter, path)?);
+        match &self.parts {
+            Some(folder) => Ok(checkpoint::save(folder, Holds::Optimizer, path)?),
+            None => Ok(self.state.optimizer.to_weights(self.parameters).save(path)?),
         }
-        let mut weights = Weights::default();
-        for (name, state) in self.state.optimizer.state() {
-            weights.append(state.with(|flat| self.parameters.to_weights_from(flat, &format!(".{name}"))));
-        }
-        Ok(weights.save(path)?)
     }
-}
-
-/// Whether a name is that of an array beside a parameter.
-fn is_of(name: &str, parameter: &str) -> bool {
-    name.strip_prefix(parameter).is_some_and(|rest| rest.starts_with('.'))
 }
 
 /// Listens to nothing.

@@ -28,9 +28,12 @@ pub fn keep(run_dir: &Path, world_size: usize, flight: &Flight) -> Result<PathBu
     fs::create_dir_all(&folder)?;
     let path = folder.join(file_name(flight, world_size));
     let partial = path.with_extension("partial");
-    fs::write(&partial, serde_json::to_vec(flight)?)?;
-    fs::rename(&partial, &path)?;
-    Ok(path)
+    let written = fs::write(&partial, serde_json::to_vec(flight)?).and_then(|()| fs::rename(&partial, &path));
+    if written.is_err() {
+        // The first error is the one to tell.
+        let _ = fs::remove_file(&partial);
+    }
+    written.map(|()| path)
 }
 
 /// Takes away the record that an earlier run left of a rank in this generation, if one did.

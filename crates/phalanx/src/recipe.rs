@@ -15,7 +15,8 @@ pub use keys::{KEYS, Key, Kind};
 pub use layout::LaidOut;
 
 use serde::{Deserialize, Serialize};
-use std::fs;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 use toml::{Table, Value};
@@ -603,10 +604,13 @@ impl Recipe {
         }
         let path = Path::new(recipe);
         let failed = |error| RecipeError::Io { path: path.to_path_buf(), error };
-        if fs::metadata(path).map_err(failed)?.len() > MAX_BYTES {
-            return Err(failed(std::io::Error::other(format!("it is longer than {MAX_BYTES} bytes"))));
+        let mut text = String::new();
+        // A pipe doesn't say how long it is.
+        let read = File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_string(&mut text));
+        match read.map_err(failed)? as u64 > MAX_BYTES {
+            true => Err(failed(std::io::Error::other(format!("it is longer than {MAX_BYTES} bytes")))),
+            false => Ok(Some(text)),
         }
-        fs::read_to_string(path).map(Some).map_err(failed)
     }
 
     fn find(recipe: &str) -> Result<Recipe, RecipeError> {

@@ -200,6 +200,34 @@ pub struct Trained {
 }
 
 impl Trainer {
+    /// Refuses what can't be, with its name.
+    fn check(&self) -> Result<(), Error> {
+        let wrong = |name: &'static str, value: &dyn std::fmt::Debug, want: &'static str, is_right: bool| {
+            if is_right { Ok(()) } else { Err(Error::Setting { name, value: format!("{value:?}"), want }) }
+        };
+        let share = |value: f64| (0.0..1.0).contains(&value);
+        let (ema, Clip { norm, value }, warmup) = (self.ema, self.clip, self.schedule.warmup);
+        let of = |limit: Option<f64>| limit.unwrap_or(f64::INFINITY);
+        wrong("batch_size", &self.batch_size, "at least 1", self.batch_size > 0)?;
+        wrong("accumulate", &self.accumulate, "at least 1", self.accumulate > 0)?;
+        wrong("logical_shards", &0, "at least 1, or None", self.logical_shards != Some(0))?;
+        wrong("patience", &0, "at least 1, or None", self.patience != Some(0))?;
+        wrong("ema", &ema.unwrap_or_default(), "at least 0 and below 1", ema.is_none_or(share))?;
+        wrong("clip.norm", &of(norm), "above 0", of(norm) > 0.0)?;
+        wrong("clip.value", &of(value), "above 0", of(value) > 0.0)?;
+        let is_time = warmup.epochs >= 0.0 && warmup.epochs.is_finite();
+        wrong("schedule.warmup.epochs", &warmup.epochs, "0 or more", is_time)?;
+        match self.loss {
+            Loss::CrossEntropy { label_smoothing } => wrong(
+                "loss.label_smoothing",
+                &label_smoothing,
+                "at least 0 and below 1",
+                share(label_smoothing),
+            ),
+            _ => Ok(()),
+        }
+    }
+
     /// Into how many parts the samples of a pass of each rank fall, each of which a batch norm sees by itself.
     fn parts(&self) -> usize {
         self.local.parts() * self.mesh.as_ref().map_or(1, ModelParallelConfig::parts)
@@ -247,6 +275,7 @@ impl Trainer {
         test: Option<Arc<dyn Dataset>>,
         observer: &mut dyn Observer,
     ) -> Result<Trained, Error> {
+        self.check()?;
         let start = Instant::now();
         let supply = |data| Supply::for_device(data, worker.device(), self.resident);
         let data = Data { train: supply(train)?, test: test.map(supply).transpose()? };

@@ -3,7 +3,7 @@
 mod arrival;
 mod loss;
 mod nodes;
-mod panics;
+pub(crate) mod panics;
 mod regroup;
 mod threads;
 
@@ -408,7 +408,7 @@ pub fn spawn(n: usize, f: impl Fn(Worker) -> Result<(), Error> + Sync) -> Result
             })
             .collect();
         let joined = ranks.into_iter().enumerate().map(|(rank, thread)| match thread {
-            Ok(thread) => thread.join().unwrap_or(Err(Error::Panicked { rank })),
+            Ok(thread) => thread.join().unwrap_or_else(|panic| Err(panics::error(rank, &*panic))),
             Err(source) => Err(Error::Thread { rank, source }),
         });
         joined.collect()

@@ -10,7 +10,7 @@ use crate::casts::Casts;
 use crate::cpu::copy::{from_channels_last, from_pixels, from_taps, to_channels_last, to_pixels, to_taps};
 use crate::device::{Backend, Device};
 use crate::dtype::{DType, Element};
-use crate::graph;
+use crate::graph::{self, NodeRef};
 use crate::shape::{Geometry, Order, Shape};
 use crate::storage::{ALIGN, Memory, Storage};
 use crate::tensor::Tensor;
@@ -19,8 +19,8 @@ use phalanx_memory::{Region, Spare};
 use std::borrow::Cow;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Which parameter lies where in an arena. Every parameter starts on a cache line. The padding between them starts as zero;
 /// what becomes of it is the affair of whoever writes to whole spans (Adam with an eps of 0 makes it NaN), and nobody reads
@@ -622,6 +622,8 @@ pub struct Grads {
     arena: Arena,
     stale: Arc<[AtomicBool]>,
     casts: Arc<Casts>,
+    /// The leaf of each slot, once somebody has asked for it.
+    leaves: Arc<[Mutex<Option<NodeRef>>]>,
 }
 
 impl Grads {
@@ -634,7 +636,8 @@ impl Grads {
     pub fn over(arena: Arena) -> Grads {
         let stale = (0..arena.layout().count()).map(|_| AtomicBool::new(true)).collect();
         let casts = Arc::new(Casts::new(arena.layout()));
-        Grads { arena: arena.held_for(Purpose::Gradients), stale, casts }
+        let leaves = (0..arena.layout().count()).map(|_| Mutex::default()).collect();
+        Grads { arena: arena.held_for(Purpose::Gradients), stale, casts, leaves }
     }
 
     /// The memory of the gradients. Slots without a gradient hold old values until [`Grads::settle`].
@@ -727,7 +730,7 @@ impl Grads {
         values.reads(i) - self.casts.made(i)
     }
 
-    /// Parameter `i` of `values` as a leaf whose gradient is written to slot `i` of this arena.
+    /// Parameter `i` of `values` as a leaf whose gradient is written to slot `i` of this arena; one leaf, however often it is asked for.
     #[track_caller]
     pub fn leaf(&self, i: usize, values: &Arena) -> Tensor {
         assert!(
@@ -735,9 +738,13 @@ impl Grads {
             "leaf: the values have another layout than the gradients"
         );
         let mut tensor = values.tensor(i);
-        let (stale, casts) = (Arc::clone(&self.stale), Arc::clone(&self.casts));
-        let slot = Slot { tensor: self.arena.tensor(i), stale, casts, values: values.clone(), index: i };
-        tensor.node = Some(graph::leaf(&tensor.device().clone(), Some(slot)));
+        let mut known = self.leaves[i].lock().unwrap_or_else(PoisonError::into_inner);
+        let node = known.take().filter(|node| node.is_leaf_of(values)).unwrap_or_else(|| {
+            let (stale, casts) = (Arc::clone(&self.stale), Arc::clone(&self.casts));
+            let slot = Slot { tensor: self.arena.tensor(i), stale, casts, values: values.clone(), index: i };
+            graph::leaf(tensor.device(), Some(slot))
+        });
+        tensor.node = Some(known.insert(node).clone());
         tensor
     }
 }
@@ -754,6 +761,11 @@ pub(crate) struct Slot {
 impl Slot {
     pub(crate) fn index(&self) -> usize {
         self.index
+    }
+
+    /// Whether it is for the gradient of one of these.
+    pub(crate) fn is_of(&self, values: &Arena) -> bool {
+        Arc::ptr_eq(self.values.memory_of_all(), values.memory_of_all())
     }
 
     pub(crate) fn is_stale(&self) -> bool {

@@ -236,19 +236,19 @@ mod tests {
         assert!(grads.casts().is_none());
         let writes = |cast: &Tensor| cast.storage.writes();
         leaf.fill(1.5);
-        let first = leaf.cast(DType::BF16);
+        let first = leaf.lowered(DType::BF16);
         let before = writes(&first);
-        let again = leaf.cast(DType::BF16);
+        let again = leaf.lowered(DType::BF16);
         assert!(again.storage.is(&first.storage) && writes(&again) == before);
         assert_eq!(again.cast(DType::F32).to_vec::<f32>(), [1.5; 3]);
         // Somebody else's write counts, a look doesn't.
         assert_eq!(values.flat::<f32>()[layout.range(1)], [1.5; 3]);
-        assert_eq!(writes(&leaf.cast(DType::BF16)), before);
+        assert_eq!(writes(&leaf.lowered(DType::BF16)), before);
         values.flat_mut::<f32>()[layout.range(1)].fill(2.5);
-        assert_eq!(leaf.cast(DType::BF16).cast(DType::F32).to_vec::<f32>(), [2.5; 3]);
+        assert_eq!(leaf.lowered(DType::BF16).cast(DType::F32).to_vec::<f32>(), [2.5; 3]);
         assert!(writes(&first) > before);
         // Another type has an arena of its own, and what was cast before stays as it is.
-        assert_eq!(leaf.cast(DType::F16).cast(DType::F32).to_vec::<f32>(), [2.5; 3]);
+        assert_eq!(leaf.lowered(DType::F16).cast(DType::F32).to_vec::<f32>(), [2.5; 3]);
         assert_eq!(grads.casts().unwrap().dtype(), DType::F16);
         assert_eq!(first.cast(DType::F32).to_vec::<f32>(), [2.5; 3]);
     }
@@ -269,7 +269,7 @@ mod tests {
         assert!(!grads.is_cast(1, &values));
         grads.were_cast([1], &values);
         assert!(grads.is_cast(1, &values) && !grads.is_cast(0, &values));
-        let read = || leaf.cast(DType::BF16).cast(DType::F32).to_vec::<f32>();
+        let read = || leaf.lowered(DType::BF16).cast(DType::F32).to_vec::<f32>();
         assert_eq!(read(), [0.0, 1.0, -2.5]);
         assert_eq!(grads.reads_beside_casts(1, &values), 0);
         grads.forget_casts(1..2);

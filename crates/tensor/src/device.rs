@@ -11,7 +11,8 @@ use crate::replay::{KnownRoom, Private, Room};
 use crate::shape::Order;
 use crate::storage::{Buffer, Memory};
 use phalanx_cuda::{DeviceMemory, Error, GpuOptions, Stream, Timed};
-use std::ops::Range;
+use std::cell::RefCell;
+use std::ops::{Deref, DerefMut, Range};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
@@ -89,6 +90,8 @@ const NEAR_CLASSES: usize = LARGE_CLASSES / 4;
 /// Before a CPU takes another large buffer from the system it gives back all that wait, if these come to so many times the most that
 /// was in use at a time.
 const MOST_WAITING: usize = 2;
+/// So many nodes of graphs are kept for others, which is about 100 MB.
+const MOST_FREE_NODES: usize = 1 << 16;
 
 /// The class of a buffer of `bytes` bytes and the size of that class. Of small ones there are four classes a power of two, so at most a
 /// fifth of a buffer is slack; of those above a mebibyte 32, since it is of them that memory fills up.
@@ -210,9 +213,23 @@ impl Device {
     /// So many new bytes of zeros. Panics where there are no more, and says who has them.
     pub(crate) fn allocate(&self, bytes: usize, purpose: Purpose) -> Memory {
         match self.backend() {
-            Backend::Cpu => Memory::zeroed(bytes).counted(&self.0.account, purpose),
+            Backend::Cpu => self.allocate_on_host(bytes).counted(&self.0.account, purpose),
             Backend::Gpu(engine) => self.allocate_for(engine, engine.gpu().compute(), bytes, purpose),
         }
+    }
+
+    fn allocate_on_host(&self, bytes: usize) -> Memory {
+        let freed = || {
+            self.release_cached();
+            Memory::zeroed(bytes)
+        };
+        let lacks = || {
+            let live = self.live_bytes();
+            panic!(
+                "out of memory: a tensor needs {bytes} bytes more, and others have {live} of this device already"
+            )
+        };
+        Memory::zeroed(bytes).or_else(freed).unwrap_or_else(lacks)
     }
 
     /// The same of a GPU, for this stream of it. What waits in caches is the GPU's as well.
@@ -561,11 +578,19 @@ impl Device {
         Arc::as_ptr(&self.0).addr()
     }
 
-    /// The number of a walk that begins, from 1: there is no other on this device until it is dropped.
-    pub(crate) fn begin_walk(&self) -> MutexGuard<'_, u64> {
-        let mut walk = lock(&self.0.walk);
-        *walk += 1;
-        walk
+    /// The number of a walk that begins, from 1: there is no other on this device until it is dropped. Panics in the midst of one on the
+    /// same device and thread, which would wait for itself.
+    #[track_caller]
+    pub(crate) fn begin_walk(&self) -> CurrentWalk<'_> {
+        let address = self.address();
+        assert!(
+            !WALKED.with_borrow(|walked| walked.contains(&address)),
+            "backward: called in the midst of another backward pass on the same device, as by its GradSink: call it when that is over"
+        );
+        let mut number = lock(&self.0.walk);
+        *number += 1;
+        WALKED.with_borrow_mut(|walked| walked.push(address));
+        CurrentWalk { number, address }
     }
 
     pub(crate) fn take_node(&self) -> Option<Arc<Node>> {
@@ -573,7 +598,40 @@ impl Device {
     }
 
     pub(crate) fn give_node(&self, node: Arc<Node>) {
-        lock(&self.0.nodes).push(node);
+        let mut nodes = lock(&self.0.nodes);
+        if nodes.len() < MOST_FREE_NODES {
+            nodes.push(node);
+        }
+    }
+}
+
+thread_local! {
+    /// The addresses of the devices that this thread walks on.
+    static WALKED: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A walk on a device, by this thread.
+pub(crate) struct CurrentWalk<'a> {
+    number: MutexGuard<'a, u64>,
+    address: usize,
+}
+
+impl Deref for CurrentWalk<'_> {
+    type Target = u64;
+    fn deref(&self) -> &u64 {
+        &self.number
+    }
+}
+
+impl DerefMut for CurrentWalk<'_> {
+    fn deref_mut(&mut self) -> &mut u64 {
+        &mut self.number
+    }
+}
+
+impl Drop for CurrentWalk<'_> {
+    fn drop(&mut self) {
+        WALKED.with_borrow_mut(|walked| walked.retain(|&address| address != self.address));
     }
 }
 

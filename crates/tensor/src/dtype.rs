@@ -239,7 +239,7 @@ macro_rules! with_float {
                 type $T = f64;
                 $body
             }
-            other => panic!("{}: needs a tensor of f32 or f64, got {other}", $what),
+            other => panic!("{}: needs a tensor of floats, got {other}", $what),
         }
     };
 }

@@ -4,7 +4,7 @@
 //! its gradient formula needs. Nodes don't hold the tensors they came from, so a value that no formula needs is free as soon
 //! as the forward pass lets it go. Nodes are recycled through the device.
 
-use crate::arena::Slot;
+use crate::arena::{Arena, Slot};
 use crate::between;
 use crate::device::Device;
 use crate::dtype::DType;
@@ -149,6 +149,11 @@ impl NodeRef {
     /// Whether both are handles to one node.
     pub(crate) fn is(&self, other: &NodeRef) -> bool {
         Arc::ptr_eq(self.arc(), other.arc())
+    }
+
+    /// Whether it is a leaf whose slot is for one of these values.
+    pub(crate) fn is_leaf_of(&self, values: &Arena) -> bool {
+        matches!(&self.body().kind, Kind::Leaf(Some(slot)) if slot.is_of(values))
     }
 
     pub(crate) fn body(&self) -> MutexGuard<'_, Body> {

@@ -20,7 +20,7 @@ use crate::device::{Backend, Device, size_class};
 use crate::dtype::Element;
 use phalanx_cuda::{Address, DeviceMemory, Pinned};
 use phalanx_memory::Region;
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
@@ -89,13 +89,12 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    pub(crate) fn zeroed(bytes: usize) -> Memory {
-        let layout =
-            Layout::from_size_align(bytes.max(ALIGN), ALIGN).expect("a buffer larger than the address space");
+    /// None where the system has no more.
+    pub(crate) fn zeroed(bytes: usize) -> Option<Memory> {
+        let layout = Layout::from_size_align(bytes.max(ALIGN), ALIGN).ok()?;
         // SAFETY: the layout has a size above zero.
-        let ptr = unsafe { alloc_zeroed(layout) };
-        let Some(ptr) = NonNull::new(ptr) else { handle_alloc_error(layout) };
-        Memory { place: Place::Host(ptr), bytes: layout.size(), counted: None }
+        let ptr = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Memory { place: Place::Host(ptr), bytes: layout.size(), counted: None })
     }
 
     /// Zeros for an arena of `device`: on a CPU such that other processes can be let in to later, where the system has them.

@@ -275,11 +275,15 @@ impl Tensor {
         f(&mut self.write::<T>()[span])
     }
 
-    /// Overwrites every element with `value`. Panics if the tensor is a view with gaps, or is in use.
+    /// Overwrites every element with `value`. Panics as [`Tensor::copy_from`] does.
     #[track_caller]
     pub fn fill(&self, value: f64) {
-        self.dense_order();
-        kernel::copy::fill(self, value);
+        match self.order() {
+            Some(_) => kernel::copy::fill(self, value),
+            None => {
+                self.copy_from(&Tensor::scalar(self.device(), value, self.dtype).broadcast_to(*self.shape()))
+            }
+        }
     }
 
     /// Overwrites the elements with those of `other`, which has the same shape and dtype. Panics if several elements of this

@@ -20,7 +20,7 @@
 
 use crate::autocast::autocast;
 use crate::between;
-use crate::device::{Backend, Device};
+use crate::device::{Backend, CurrentWalk, Device};
 use crate::dtype::DType;
 use crate::gpu;
 use crate::gradient::gradient;
@@ -34,7 +34,7 @@ use crate::shape::{Order, Shape};
 use crate::tensor::Tensor;
 use phalanx_cuda::Spread;
 use std::cell::RefCell;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
 /// What the gradient table asks of the walk: which inputs want a gradient, and where it should be written.
 pub(crate) struct Wanted<'a> {
@@ -107,17 +107,20 @@ impl Wanted<'_> {
     }
 
     fn slot(&self, input: usize, order: Order, dtype: DType) -> Option<Tensor> {
-        if let Some(node) = &self.inputs[input] {
-            let body = node.body();
-            if let (Kind::Leaf(Some(slot)), 1, None) = (&body.kind, body.pending, &body.grad)
-                && slot.is_stale()
-                && slot.tensor().geometry.lies_in(order)
-                && slot.tensor().dtype == dtype
-            {
-                return Some(slot.tensor());
-            }
-        }
-        None
+        let tensor = {
+            let body = self.inputs[input].as_ref()?.body();
+            let (Kind::Leaf(Some(slot)), 1, None) = (&body.kind, body.pending, &body.grad) else {
+                return None;
+            };
+            let tensor = slot.tensor();
+            let fits = slot.is_stale() && tensor.geometry.lies_in(order) && tensor.dtype == dtype;
+            fits.then_some(tensor)?
+        };
+        // A leaf of the same parameter with other values has the same slot.
+        let is_there = |node: &NodeRef| matches!(&node.body().kind, Kind::Leaf(Some(slot)) if same_storage(&slot.tensor().storage, &tensor.storage));
+        let others = self.inputs.iter().enumerate().filter(|(other, _)| *other != input);
+        let is_taken = others.filter_map(|(_, node)| node.as_ref()).any(is_there);
+        (!is_taken).then_some(tensor)
     }
 
     /// Takes what input `input` has received so far, for one who gives it the sum of that and its own: if it is no leaf, and that is in
@@ -245,7 +248,7 @@ fn walk(
 struct Walk<'a> {
     number: u64,
     devices: (&'a Device, &'a [Device]),
-    _held: (Option<MutexGuard<'a, u64>>, Vec<MutexGuard<'a, u64>>),
+    _held: (Option<CurrentWalk<'a>>, Vec<CurrentWalk<'a>>),
 }
 
 impl<'a> Walk<'a> {

@@ -1,8 +1,8 @@
 //! Faults that were found and mended, one test each.
 
 use phalanx_tensor::{
-    ChannelStats, DType, Device, GradSink, Gradients, Keep, LeafId, Philox, PoolOptions, Shape, Tensor, Then,
-    autocast, backward,
+    Arena, ChannelStats, Conv2dOptions, DType, Device, GradSink, Gradients, Grads, Keep, Layout, LeafId,
+    Philox, PoolOptions, Shape, Tensor, Then, autocast, backward,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -309,4 +309,106 @@ fn buffers_of_one_length_serve_nearly_as_long_tensors() {
     let kept = device.held_bytes();
     (0..10).for_each(|_| both());
     assert_eq!(device.held_bytes(), kept);
+}
+
+#[test]
+fn a_parameter_has_one_leaf() {
+    let (device, layout) = (Device::cpu(1), Layout::new(&[[2, 2].into()]));
+    let values = Arena::new(&device, DType::F32, &layout);
+    let grads = Grads::new(&device, DType::F32, &layout);
+    values.tensor(0).with_slice_mut(|values: &mut [f32]| values.copy_from_slice(&[1.0, 2.0, 3.0, 4.0]));
+    let (a, b) = (grads.leaf(0, &values), grads.leaf(0, &values));
+    assert!(a.leaf_id() == b.leaf_id());
+    a.linear(&b, None).sum_all().backward();
+    // The sum over i and j of sum_k x_ik x_jk: twice the sum of each column.
+    assert_eq!(grads.arena().tensor(0).to_vec::<f32>(), [8.0, 12.0, 8.0, 12.0]);
+    // Of other values it is another.
+    let others = Arena::new(&device, DType::F32, &layout);
+    others.tensor(0).fill(1.0);
+    grads.zero();
+    let other = grads.leaf(0, &others);
+    assert!(other.leaf_id() != a.leaf_id());
+    a.linear(&other, None).sum_all().backward();
+    assert_eq!(grads.arena().tensor(0).to_vec::<f32>(), [6.0, 8.0, 6.0, 8.0]);
+}
+
+#[test]
+fn a_cast_is_a_copy() {
+    let (device, layout) = (Device::cpu(1), Layout::new(&[[2].into()]));
+    let values = Arena::new(&device, DType::F32, &layout);
+    let leaf = Grads::new(&device, DType::F32, &layout).leaf(0, &values);
+    let half = leaf.cast(DType::BF16);
+    values.tensor(0).fill(3.0);
+    let again = leaf.cast(DType::BF16);
+    half.fill(9.0);
+    assert_eq!(again.cast(DType::F32).to_vec::<f32>(), [3.0; 2]);
+    let ones = Tensor::ones(&device, [2, 1], DType::F32);
+    let product = autocast(DType::BF16, || leaf.reshape([1, 2]).matmul(&ones));
+    assert_eq!(product.cast(DType::F32).to_vec::<f32>(), [6.0]);
+}
+
+#[test]
+fn what_is_no_number_stays_where_it_is() {
+    let (infinite, nan) = (f32::INFINITY, f32::NAN);
+    let x = t(&[infinite, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0], &[1, 1, 2, 4]);
+    assert_eq!(x.adaptive_avg_pool2d([2, 2]).to_vec::<f32>(), [infinite, 1.0, 1.0, 1.0]);
+    assert_eq!(x.adaptive_avg_pool2d([1, 3]).to_vec::<f32>(), [infinite, 1.0, 1.0]);
+    let device = Device::cpu(1);
+    let two = |values: [f32; 2]| Tensor::from_slice(&device, &values, [2]);
+    let (x, y) = (two([1.0, 3.0]).requires_grad(), two([2.0, 2.0]).requires_grad());
+    let mut grads = Gradients::default();
+    backward(&[(&x.maximum(&y), Some(&two([nan, infinite])))], &mut grads);
+    assert_eq!(grads.get(&x).unwrap().to_vec::<f32>(), [0.0, infinite]);
+    assert!(grads.get(&y).unwrap().to_vec::<f32>()[0].is_nan());
+    assert_eq!(grads.get(&y).unwrap().to_vec::<f32>()[1], 0.0);
+    assert!((t(&[-0.0], &[1]) * 1.0).item().is_sign_negative());
+}
+
+#[test]
+fn sizes_that_wrap_around_are_refused() {
+    let image = t(&[1.0; 16], &[1, 1, 4, 4]);
+    let kernel = Tensor::ones(image.device(), [1, 1, 3, 3], DType::F32);
+    let huge = 1 << 63;
+    let options = Conv2dOptions::default();
+    for options in [
+        Conv2dOptions { dilation: [huge, 1], ..options },
+        Conv2dOptions { dilation: [usize::MAX, 1], ..options },
+        Conv2dOptions { padding: [huge, huge], ..options },
+        Conv2dOptions { padding: [usize::MAX, 0], ..options },
+    ] {
+        let message = panic_of(|| image.conv2d(&kernel, None, options));
+        assert!(message.contains("don't fit into images of shape [1, 1, 4, 4]"), "{message}");
+    }
+    let windows = PoolOptions { kernel: [1 << 32; 2], stride: [1, 1], padding: [1 << 31; 2] };
+    let message = panic_of(|| image.max_pool2d(windows));
+    assert!(message.contains("more than 256 pixels"), "{message}");
+}
+
+#[test]
+fn memory_that_is_not_there_is_a_panic() {
+    // 360 TB, which no process has addresses for.
+    let message = panic_of(|| t(&[1.0], &[1, 1]).broadcast_to([300_000, 300_000_000]).contiguous());
+    assert!(message.contains("out of memory: a tensor needs") && message.contains("bytes more"), "{message}");
+}
+
+#[test]
+fn a_pass_within_a_pass_is_refused() {
+    struct Again;
+    impl GradSink for Again {
+        fn finished(&mut self, _: LeafId, grad: Tensor) {
+            grad.detach().requires_grad().square().sum_all().backward();
+        }
+    }
+    let x = t(&[3.0], &[1]).requires_grad();
+    let message = panic_of(|| backward(&[(&x.square(), None)], &mut Again));
+    assert!(message.contains("in the midst of another backward pass"), "{message}");
+    assert_eq!(x.square().backward().get(&x).unwrap().item(), 6.0);
+}
+
+#[test]
+fn a_transposed_tensor_can_be_filled() {
+    let x = t(&[1.0; 6], &[2, 3]);
+    x.t().fill(2.0);
+    x.narrow(1, 1, 1).fill(5.0);
+    assert_eq!(x.to_vec::<f32>(), [2.0, 5.0, 2.0, 2.0, 5.0, 2.0]);
 }

@@ -1,5 +1,6 @@
 //! `phalanx slurm lint`.
 
+use crate::args::read_up_to;
 use crate::say::{print, say};
 use anyhow::{Context, Result};
 use phalanx_launch::slurm::lint::{Finding, lint as judge};
@@ -12,11 +13,12 @@ const MOST_BYTES: u64 = 4 << 20;
 /// Tells every mistake of a script; the exit code says whether there is one.
 pub(crate) fn lint(file: &Path, as_json: bool) -> Result<u8> {
     let name = file.display();
-    let length = std::fs::metadata(file).with_context(|| format!("{name}: can't be read"))?.len();
-    if length > MOST_BYTES {
-        anyhow::bail!("{name}: has {length} bytes, which no batch script has\nhint: give the script itself");
-    }
-    let bytes = std::fs::read(file).with_context(|| format!("{name}: can't be read"))?;
+    let read = read_up_to(MOST_BYTES, file).with_context(|| format!("{name}: can't be read"))?;
+    let Some(bytes) = read else {
+        anyhow::bail!(
+            "{name}: has more than {MOST_BYTES} bytes, as no batch script has\nhint: give the script itself"
+        );
+    };
     let text = String::from_utf8_lossy(&bytes);
     let folder = std::env::current_dir().unwrap_or_default();
     let found = judge(&text, &|path| folder.join(path).is_dir());

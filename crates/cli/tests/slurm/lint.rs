@@ -36,6 +36,9 @@ fn mistakes_are_told_with_their_lines_and_what_to_write() {
     assert_eq!(rules, ["memory", "port", "bad-exit", "cpus-per-task"]);
     fs::write(folder.path().join("good.sh"), "#!/bin/bash\n#SBATCH --nodes=1\nsrun ./train\n").unwrap();
     assert_eq!(lint(&["good.sh"]).status.code(), Some(0));
+    let endless = lint(&["/dev/zero"]);
+    assert_eq!(endless.status.code(), Some(1));
+    assert!(text(&endless.stderr).contains("has more than 4194304 bytes"), "{}", text(&endless.stderr));
     let out = lint(&["missing.sh"]);
     assert_eq!(out.status.code(), Some(1));
     assert!(text(&out.stderr).contains("missing.sh: can't be read"), "{}", text(&out.stderr));

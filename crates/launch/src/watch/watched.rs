@@ -85,7 +85,7 @@ impl Watched {
 
     /// Whether it is known to end because of another.
     pub(super) fn follows(&self) -> bool {
-        self.cause() == Some(Cause::Other)
+        matches!(self.cause(), Some(Cause::Other | Cause::Refused))
     }
 
     /// Whether it can't go on without what was lost with another.

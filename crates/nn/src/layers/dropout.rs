@@ -23,8 +23,10 @@ pub struct Dropout {
 }
 
 impl Dropout {
-    /// With probability `p`, at least 0 and less than 1.
+    /// With probability `p`, at least 0 and less than 1. Panics with another.
+    #[track_caller]
     pub fn new(p: f64) -> Dropout {
+        assert!((0.0..1.0).contains(&p), "dropout: p must lie in [0, 1), got {p}");
         Dropout { p, seam: Seam::default() }
     }
 }

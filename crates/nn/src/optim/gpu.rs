@@ -15,11 +15,12 @@ impl Optimizer {
         self.step_whole(values, grads, None, factor);
     }
 
-    /// The same for all parameters, along their gradients. On a GPU what was cast of them to 16 bits stays what they are: the kernel writes
+    /// The same for all parameters, along their gradients; along zeros where there is none since [`Grads::zero`](phalanx_tensor::Grads::zero). On a GPU what was cast of them to 16 bits stays what they are: the kernel writes
     /// it as it moves them.
     #[track_caller]
     pub fn step_parameters(&mut self, parameters: &Parameters, factor: f64) {
         let (values, grads) = (parameters.values(), parameters.grads());
+        grads.settle();
         let casts = grads.casts_of_now(values);
         self.step_whole(values, grads.arena(), casts.as_ref(), factor);
         casts.iter().for_each(|casts| grads.casts_were_moved(values, casts));

@@ -89,6 +89,8 @@ pub(super) struct TensorParts<'v> {
     pub(super) shape: Vec<usize>,
     /// How many numbers lie from one element of each dimension to the next.
     strides: Vec<usize>,
+    /// Whether what is stored is the negative of its elements, as an imaginary part of what was conjugated is.
+    is_negative: bool,
 }
 
 impl<'v> TensorParts<'v> {
@@ -124,8 +126,11 @@ impl<'v> TensorParts<'v> {
                 if shape.len() > MAX_DIMS {
                     return Err(format!("{} dimensions, the most is {MAX_DIMS}", shape.len()));
                 }
+                // Behind what needs gradients, hooks, and in the third version the dtype.
+                let metadata = rest.get(if name.ends_with("_v3") { 3 } else { 2 });
+                let is_negative = metadata.map_or(Ok(false), is_negative)?;
                 let offset = as_size(offset).ok_or("its offset in the storage is not a size")?;
-                Ok(TensorParts { storage, dtype, offset, shape, strides })
+                Ok(TensorParts { storage, dtype, offset, shape, strides, is_negative })
             }
             (name, args) => Err(format!("{name} with {} arguments makes no tensor", args.len())),
         }
@@ -154,7 +159,8 @@ impl<'v> TensorParts<'v> {
         let mut index = vec![0; self.shape.len()];
         let mut at = self.offset;
         loop {
-            values.push(to_f32(storage.word(at, size)));
+            let value = to_f32(storage.word(at, size));
+            values.push(if self.is_negative { -value } else { value });
             let Some(d) = (0..index.len()).rev().find(|&d| index[d] + 1 < self.shape[d]) else {
                 return Ok(values);
             };
@@ -191,6 +197,22 @@ pub(super) fn storage_of<'v>(reference: &'v Value) -> Result<(&'v str, Option<&'
     }
     let dtype = DTYPES.iter().find(|dtype| dtype.storage == class);
     Ok((key, Some(dtype.ok_or_else(|| format!("{class} is no class of storages"))?)))
+}
+
+/// What a tensor's metadata says of its sign.
+fn is_negative(metadata: &Value) -> Result<bool, String> {
+    let pairs = match metadata {
+        Value::None => return Ok(false),
+        Value::Dict(pairs) => pairs,
+        other => return Err(format!("its metadata is {}, where a dict was expected", other.kind())),
+    };
+    let is_set =
+        |name: &str| pairs.iter().any(|(key, value)| text(key) == Some(name) && *value == Value::Bool(true));
+    let known = |key: &Value| text(key).is_some_and(|key| ["neg", "conj"].contains(&key));
+    match pairs.iter().find(|(key, value)| !known(key) && *value != Value::Bool(false)) {
+        Some((key, _)) => Err(format!("its metadata has {key:?}, which isn't known")),
+        None => Ok(is_set("neg")),
+    }
 }
 
 fn sizes(what: &str, value: &Value) -> Result<Vec<usize>, String> {

@@ -44,6 +44,10 @@ for ending, options in {"": {}, "_legacy": LEGACY}.items():
     save(f"dtypes{ending}.pth", dtypes, **options)
     save(f"views{ending}.pth", views, **options)
 
+# What is stored is the negative of these, of which only a flag tells.
+x = count(4)
+save("negative.pth", {"imaginary": torch.complex(x, x).conj().imag, "view": torch._neg_view(x), "plain": x})
+
 # A state dict with the counters and the metadata of a module, saved under DDP.
 torch.manual_seed(0)
 net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), torch.nn.BatchNorm2d(2))

@@ -2,7 +2,7 @@
 
 use super::error::CheckpointError;
 use super::manifest::FileEntry;
-use super::read::unreadable;
+use super::read::{self, unreadable};
 use phalanx_tensor::Shape;
 use serde::Deserialize;
 use serde_json::Value;
@@ -48,7 +48,7 @@ impl ArrayFile {
     /// Reads up to the first array.
     pub(super) fn open(folder: &Path, entry: &FileEntry) -> Result<ArrayFile, CheckpointError> {
         let path = folder.join(&entry.name);
-        let mut file = BufReader::new(File::open(&path).map_err(unreadable(&path))?);
+        let mut file = BufReader::new(read::open(&path)?);
         let mut length = [0; 8];
         file.read_exact(&mut length).map_err(unreadable(&path))?;
         let length = u64::from_le_bytes(length);

@@ -43,14 +43,8 @@ pub fn convert(folder: &Path, parts: usize, root: &Path) -> Result<Converted, Ch
     Ok(Converted { manifest: Manifest::read(&made)?, folder: made })
 }
 
-/// Writes what the checkpoint in `folder` holds of a kind, and `wanted` asks for by name, into one file, which has its name once it is
-/// whole. No more than a MiB of it is in memory at a time.
-pub(crate) fn save(
-    folder: &Path,
-    holds: Holds,
-    wanted: impl Fn(&str) -> bool,
-    path: &Path,
-) -> Result<(), CheckpointError> {
+/// Writes what the checkpoint in `folder` holds of a kind into one file, which has its name once it is whole. No more than a MiB of it is in memory at a time.
+pub(crate) fn save(folder: &Path, holds: Holds, path: &Path) -> Result<(), CheckpointError> {
     let manifest = Manifest::read(folder)?;
     let Some(mut sources) = Sources::open(folder, &manifest, holds)? else {
         let reason = format!("it holds no {}", store::file_name(holds, PartOf::WHOLE));
@@ -62,7 +56,7 @@ pub(crate) fn save(
     let partial = path.with_file_name(format!(".{name}.{}.partial", std::process::id()));
     let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let written = |source| CheckpointError::Io { path: path.to_owned(), action: WRITE, source };
-    let copied = sources.copy(0..sources.arrays.len(), wanted, &partial);
+    let copied = sources.copy(0..sources.arrays.len(), &partial);
     let named = copied.and_then(|_| SystemDisk.rename(&partial, path).map_err(written));
     if named.is_err() {
         // The first error is the one to tell.
@@ -108,25 +102,20 @@ impl<'a> Sources<'a> {
         let mut files = Vec::new();
         for (number, range) in shares::split(&sizes, parts).into_iter().enumerate() {
             let name = store::file_name(holds, PartOf { number, of: parts });
-            let tensors::Sums { bytes, crc32 } = self.copy(range, |_| true, &into.join(&name))?;
+            let tensors::Sums { bytes, crc32 } = self.copy(range, &into.join(&name))?;
             files.push(FileEntry { name, holds, bytes, chunk: CHUNK as u64, crc32 });
         }
         Ok(files)
     }
 
-    /// Copies of the arrays that come next those that are wanted into a file.
-    fn copy(
-        &mut self,
-        next: Range<usize>,
-        wanted: impl Fn(&str) -> bool,
-        path: &Path,
-    ) -> Result<tensors::Sums, CheckpointError> {
+    /// Copies the arrays that come next into a file.
+    fn copy(&mut self, next: Range<usize>, path: &Path) -> Result<tensors::Sums, CheckpointError> {
         let Sources { folder, entries, files, arrays } = self;
         let written = |source| CheckpointError::Io { path: path.to_owned(), action: WRITE, source };
         let mut file = SystemDisk.create(path).map_err(written)?;
         let arrays = &arrays[next];
         let shapes = arrays.iter().map(|(_, array)| (array.name.as_str(), &array.shape));
-        let header = tensors::header(shapes.filter(|(name, _)| wanted(name)));
+        let header = tensors::header(shapes);
         let mut chunks = Chunks::begin(&mut *file, &header).map_err(written)?;
         let mut bytes = vec![0; CHUNK];
         for (source, array) in arrays {
@@ -135,9 +124,7 @@ impl<'a> Sources<'a> {
                 let now = left.min(bytes.len() as u64);
                 let piece = &mut bytes[..now as usize];
                 files[*source].read_bytes(folder, entries[*source], piece)?;
-                if wanted(&array.name) {
-                    chunks.put(piece).map_err(written)?;
-                }
+                chunks.put(piece).map_err(written)?;
                 left -= now;
             }
         }

@@ -30,6 +30,8 @@ pub(super) const FILE: &str = "manifest.json";
 
 /// How much of a file one checksum stands for.
 pub(super) const CHUNK: usize = 1 << 20;
+/// The most that a reader holds in memory, should writers ever take longer ones.
+const MOST_CHUNK: u64 = 64 << 20;
 
 /// What a checkpoint holds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -164,8 +166,15 @@ impl FileEntry {
     fn check(&self) -> Result<(), String> {
         let FileEntry { name, bytes, chunk, crc32, .. } = self;
         // A name is one of this folder, whatever it holds.
-        if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\', '\0']) {
+        if name.is_empty()
+            || name.starts_with('.')
+            || name.contains(['/', '\\'])
+            || name.contains(char::is_control)
+        {
             return Err(format!("{name:?} is no name of a file of a checkpoint"));
+        }
+        if *chunk > MOST_CHUNK {
+            return Err(format!("{name} has chunks of {chunk} bytes, and the most is {MOST_CHUNK}"));
         }
         if *chunk == 0 || bytes.div_ceil(*chunk) != crc32.len() as u64 {
             return Err(format!(
@@ -243,6 +252,19 @@ mod tests {
     fn sealed(text: &str) -> Vec<u8> {
         let body = text.trim_end_matches(['\n', '}']);
         format!("{body}{}", seal(crc32fast::hash(body.as_bytes()))).into_bytes()
+    }
+
+    #[test]
+    fn an_entry_that_would_take_memory_or_the_terminal_is_refused() {
+        let check = |change: fn(&mut FileEntry), words: &str| {
+            let mut manifest = sample();
+            change(&mut manifest.files[0]);
+            let error = parse(manifest.to_text().as_bytes()).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        };
+        let huge = |entry: &mut FileEntry| (entry.bytes, entry.chunk) = (3 << 30, (3 << 30) / 2);
+        check(huge, "chunks of 1610612736 bytes, and the most is 67108864");
+        check(|entry| entry.name = "\u{1b}[2Jmodel".into(), "\"\\u{1b}[2Jmodel\" is no name of a file");
     }
 
     #[test]

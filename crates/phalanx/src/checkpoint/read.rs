@@ -41,7 +41,7 @@ impl Manifest {
     pub fn read(folder: &Path) -> Result<Manifest, CheckpointError> {
         let path = folder.join(manifest::FILE);
         let mut text = Vec::new();
-        let file = File::open(&path).map_err(unreadable(&path))?;
+        let file = open(&path)?;
         file.take(MAX_MANIFEST).read_to_end(&mut text).map_err(unreadable(&path))?;
         Manifest::parse(&path, &text)
     }
@@ -60,7 +60,7 @@ impl FileEntry {
         mut good: impl FnMut(&[u8]),
     ) -> Result<(), CheckpointError> {
         let path = folder.join(&self.name);
-        let mut file = File::open(&path).map_err(unreadable(&path))?;
+        let mut file = open(&path)?;
         let length = file.metadata().map_err(unreadable(&path))?.len();
         let broken = |reason: String| CheckpointError::Broken { path: path.clone(), reason };
         if length != self.bytes {
@@ -142,6 +142,15 @@ pub(super) fn newest(
     // Starting anew would be the silent loss of a run.
     let reasons = passed_over.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
     Err(CheckpointError::NoneLeft { path: root.to_owned(), reasons })
+}
+
+/// Opens a file for reading. A pipe of its name would have whoever opens it wait.
+pub(super) fn open(path: &Path) -> Result<File, CheckpointError> {
+    let found = fs::metadata(path).map_err(unreadable(path))?;
+    if !found.is_file() {
+        return Err(unreadable(path)(io::Error::other("it is no file, but a folder, a pipe or a device")));
+    }
+    File::open(path).map_err(unreadable(path))
 }
 
 pub(super) fn unreadable(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {

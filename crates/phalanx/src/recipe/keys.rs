@@ -506,7 +506,9 @@ impl Key {
             Kind::OneOf(_) => Some(Value::String(text.trim_matches('"').to_owned())),
             Kind::Names => {
                 let name = |text: &str| Value::String(text.trim().trim_matches(['"', '\'']).to_owned());
-                let names = text.trim().trim_start_matches('[').trim_end_matches(']').trim();
+                let text = text.trim();
+                let inside = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
+                let names = inside.unwrap_or(text).trim();
                 let names = if names.is_empty() { Vec::new() } else { names.split(',').map(name).collect() };
                 Some(Value::Array(names))
             }

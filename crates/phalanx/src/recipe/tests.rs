@@ -5,6 +5,7 @@ use phalanx_nn::optim::{AdamW, Group, Members, Optimizer, Rule, Sgd};
 use phalanx_nn::{Anneal, Curve, Loss, OneCycle, Plateau, Schedule, Unit, Warmup};
 use phalanx_parallel::{BetweenGpus, Compress};
 use std::collections::HashSet;
+use std::fs;
 use std::time::Duration;
 
 fn set(recipe: &str, assignments: &[&str]) -> Result<Recipe, String> {

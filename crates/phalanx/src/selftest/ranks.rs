@@ -5,7 +5,7 @@ use super::{Extent, Finding, Open, apart, sheltered};
 use crate::error::Error;
 use crate::event::{Event, Observer};
 use crate::trainer::{Precision, Trainer};
-use crate::worker::Worker;
+use crate::worker::{Worker, panics};
 use phalanx_comm::Group;
 use phalanx_data::{Places, Silent, View, open};
 use phalanx_nn::Module;
@@ -41,7 +41,9 @@ pub(super) fn on_ranks(
         let ranks: Vec<_> =
             Group::threads(n).into_iter().map(|group| scope.spawn(move || run(group))).collect();
         let joined = ranks.into_iter().enumerate();
-        joined.map(|(rank, thread)| thread.join().unwrap_or(Err(Error::Panicked { rank }))).collect()
+        joined
+            .map(|(rank, thread)| thread.join().unwrap_or_else(|panic| Err(panics::error(rank, &*panic))))
+            .collect()
     });
     let mut errors: Vec<Error> = results.into_iter().filter_map(Result::err).collect();
     errors.sort_by_key(Error::is_consequence);

@@ -5,6 +5,7 @@ use super::{Data, Trainer};
 use crate::error::Error;
 use crate::recipe::{differing, values};
 use phalanx_comm::Group;
+use phalanx_nn::optim::Rule;
 use phalanx_parallel::first_that_differs;
 use std::collections::BTreeMap;
 
@@ -21,14 +22,14 @@ const OWN: [&str; 7] = [
 
 /// Fails, on every rank with the same words, unless all ranks have the same recipe, as far as it decides what a step is, and data sets of
 /// the same lengths. All have to ask.
-pub(super) fn check(group: &Group, trainer: &Trainer, data: &Data) -> Result<(), Error> {
-    let text = description(trainer, data);
+pub(super) fn check(group: &Group, trainer: &Trainer, rule: &Rule, data: &Data) -> Result<(), Error> {
+    let text = description(trainer, rule, data);
     let Some((rank, first, other)) = first_that_differs(group, &text)? else { return Ok(()) };
     Err(Error::OtherTraining { rank, differences: differences(&first, &other) })
 }
 
 /// A line for each value, `key = value`.
-fn description(trainer: &Trainer, data: &Data) -> String {
+fn description(trainer: &Trainer, rule: &Rule, data: &Data) -> String {
     let recipe = trainer.checkpoint.as_ref().and_then(|config| config.recipe.as_deref());
     let mut told: BTreeMap<String, String> = recipe.map(values).unwrap_or_default();
     told.retain(|key, _| !OWN.contains(&key.as_str()));
@@ -44,8 +45,24 @@ fn description(trainer: &Trainer, data: &Data) -> String {
         ("training samples", data.train.dataset().len().to_string()),
         ("test samples", test.to_string()),
     ];
+    // What a recipe says, where there is one.
+    let settings = [
+        ("drop_last", trainer.drop_last.to_string()),
+        ("precision", format!("{:?}", trainer.precision)),
+        ("optimizer", format!("{rule:?}")),
+        ("groups", format!("{:?}", trainer.groups)),
+        ("loss", format!("{:?}", trainer.loss)),
+        ("clip", format!("{:?}", trainer.clip)),
+        ("schedule", format!("{:?}", trainer.schedule)),
+        ("plateau", format!("{:?}", trainer.plateau)),
+        ("ema", format!("{:?}", trainer.ema)),
+        ("watch", format!("{:?}", trainer.watch)),
+        ("patience", format!("{:?}", trainer.patience)),
+        ("on_nan", format!("{:?}", trainer.on_nan)),
+    ];
+    let settings = settings.into_iter().filter(|_| recipe.is_none());
     let steps = trainer.steps.map(|steps| ("steps", steps.to_string()));
-    told.extend(facts.into_iter().chain(steps).map(|(key, value)| (key.to_owned(), value)));
+    told.extend(facts.into_iter().chain(settings).chain(steps).map(|(key, value)| (key.to_owned(), value)));
     told.into_iter().map(|(key, value)| format!("{key} = {value}\n")).collect()
 }
 

@@ -272,7 +272,7 @@ impl<'a> Course<'a> {
             checkpoints.give_up_parts(self.observer);
         }
         let since = Instant::now();
-        alike::check(&group, trainer, data)?;
+        alike::check(&group, trainer, state.optimizer.rule(), data)?;
         let mut beginning = match trainer.shares_out() {
             true => self.agree_on_parts(&group, state)?,
             false => self.settle(&group, state)?,

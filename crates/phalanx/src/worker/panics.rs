@@ -1,8 +1,10 @@
 //! What a panic of this process said, which whoever unwinds because of it can't ask: a hook that notes it on its way to the one before.
 
+use crate::error::Error;
 use phalanx_job::Cause;
 use phalanx_tensor::Device;
-use std::panic::{self, PanicHookInfo};
+use std::any::Any;
+use std::panic;
 use std::sync::{Mutex, Once, PoisonError};
 
 /// The latest, of whatever thread: that of a loader may be why this one panics.
@@ -17,14 +19,18 @@ pub(super) fn listen() {
     ONCE.call_once(|| {
         let before = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
-            *LATEST.lock().unwrap_or_else(PoisonError::into_inner) = Some(words(info));
+            *LATEST.lock().unwrap_or_else(PoisonError::into_inner) = Some(words(info.payload()));
             before(info);
         }));
     });
 }
 
-fn words(info: &PanicHookInfo<'_>) -> String {
-    let payload = info.payload();
+/// The panic of a rank that is a thread.
+pub(crate) fn error(rank: usize, panic: &(dyn Any + Send)) -> Error {
+    Error::Panicked { rank, message: words(panic) }
+}
+
+fn words(payload: &(dyn Any + Send)) -> String {
     let message = payload.downcast_ref::<&str>().copied();
     let message = message.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
     message.unwrap_or_default().chars().take(MOST_WORDS).collect()

@@ -179,7 +179,8 @@ pub(crate) fn winner_gradient(mine: &Tensor, other: &Tensor, grad: &Tensor, sign
         });
         let weight = out.contiguous();
         let scaled = Tensor::stale(out.device(), *out.shape(), out.dtype);
-        zip::<T>(&weight, grad, &scaled, |w, g| w * g);
+        // The loser gets nothing of a gradient that is no number either.
+        zip::<T>(&weight, grad, &scaled, |w, g| if w == T::ZERO { w } else { w * g });
         out.copy_from(&scaled);
     });
 }

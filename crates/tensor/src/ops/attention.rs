@@ -58,7 +58,7 @@ impl Tensor {
         dropout: Option<(f64, &DropoutKey)>,
     ) -> Tensor {
         if let Some(dtype) = lowers([self]) {
-            return self.cast(dtype).causal_attention_of(queries, heads, dropout);
+            return self.lowered(dtype).causal_attention_of(queries, heads, dropout);
         }
         let [batch, time, width] = self.check_heads("causal_attention", heads);
         assert!(

@@ -8,11 +8,22 @@ use crate::ops::recorded;
 use crate::tensor::Tensor;
 
 impl Tensor {
-    /// The values in another type of floats, each rounded once; this tensor itself if it has that. Its gradient comes back in the type
-    /// of this tensor. A parameter of an arena is rounded to 16 bits once for as long as its values stay what they are. Panics if
-    /// either type is no float.
+    /// The values in another type of floats, each rounded once, as numbers of their own; this tensor itself if it has that type. Its
+    /// gradient comes back in the type of this tensor. Panics if either type is no float.
     #[track_caller]
     pub fn cast(&self, dtype: DType) -> Tensor {
+        self.cast_by(dtype, || None)
+    }
+
+    /// The same for an operand under autocast, which nobody else sees: a parameter of an arena is rounded to 16 bits once for as long as
+    /// its values stay what they are.
+    #[track_caller]
+    pub(crate) fn lowered(&self, dtype: DType) -> Tensor {
+        self.cast_by(dtype, || self.kept_cast(dtype))
+    }
+
+    #[track_caller]
+    fn cast_by(&self, dtype: DType, kept: impl FnOnce() -> Option<Tensor>) -> Tensor {
         assert!(
             self.dtype.is_float() && dtype.is_float(),
             "cast: from {} to {dtype}: floats are cast to floats",
@@ -21,7 +32,7 @@ impl Tensor {
         if self.dtype == dtype {
             return self.clone();
         }
-        let out = self.kept_cast(dtype).unwrap_or_else(|| {
+        let out = kept().unwrap_or_else(|| {
             let x = self.detach().dense();
             let out = Tensor::stale_in(x.dense_order(), x.device(), *x.shape(), dtype);
             kernel::copy::convert(&x, &out);

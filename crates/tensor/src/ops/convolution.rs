@@ -1,9 +1,8 @@
 //! Convolution and pooling over (N, C, H, W) images.
 
-use crate::autocast::{autocast, lowers};
+use crate::autocast::lowers;
 use crate::cpu::conv::Plan;
 use crate::cpu::pooling::Planes;
-use crate::device::Device;
 use crate::dtype::DType;
 use crate::kernel;
 use crate::op::{Conv2dOptions, CountPadding, Op, PoolOptions};
@@ -18,8 +17,8 @@ impl Tensor {
     #[track_caller]
     pub fn conv2d(&self, weight: &Tensor, bias: Option<&Tensor>, options: Conv2dOptions) -> Tensor {
         if let Some(dtype) = lowers([self, weight].into_iter().chain(bias)) {
-            let bias = bias.map(|bias| bias.cast(dtype));
-            return self.cast(dtype).conv2d(&weight.cast(dtype), bias.as_ref(), options);
+            let bias = bias.map(|bias| bias.lowered(dtype));
+            return self.lowered(dtype).conv2d(&weight.lowered(dtype), bias.as_ref(), options);
         }
         self.check_partner("conv2d", weight);
         let plan = conv_plan(self.shape(), weight.shape(), options);
@@ -47,7 +46,7 @@ impl Tensor {
     pub fn max_pool2d(&self, options: PoolOptions) -> Tensor {
         let (planes, shape) = pool_planes("max_pool2d", self.shape(), options);
         assert!(
-            options.kernel[0] * options.kernel[1] <= 256,
+            options.kernel[0].saturating_mul(options.kernel[1]) <= 256,
             "max_pool2d: a window of {:?} has more than 256 pixels",
             options.kernel
         );
@@ -75,16 +74,15 @@ impl Tensor {
     }
 }
 
-/// The matrix that takes `from` pixels to `to` means, as PyTorch cuts them: window i goes from floor(i from / to) to
-/// ceil((i + 1) from / to).
-fn means(device: &Device, from: usize, to: usize, dtype: DType) -> Tensor {
-    let out = Tensor::zeros(device, [to, from], dtype);
-    for i in 0..to {
-        let window = i * from / to..((i + 1) * from).div_ceil(to);
-        let row = out.narrow(0, i, 1).narrow(1, window.start, window.len());
-        row.fill(1.0 / window.len() as f64);
-    }
-    out
+/// The means of `to` windows along a dimension, as PyTorch cuts them: window i goes from floor(i from / to) to ceil((i + 1) from / to).
+fn means(x: &Tensor, dim: usize, to: usize) -> Tensor {
+    let from = x.dims()[dim];
+    let window = |i: usize| i * from / to..((i + 1) * from).div_ceil(to);
+    let means: Vec<Tensor> = (0..to)
+        .map(window)
+        .map(|window| x.narrow(dim, window.start, window.len()).mean(&[dim], Keep::Yes))
+        .collect();
+    Tensor::cat(&means.iter().collect::<Vec<_>>(), dim)
 }
 
 impl Tensor {
@@ -100,12 +98,24 @@ impl Tensor {
         if size == [1, 1] {
             return self.mean(&[2, 3], Keep::Yes);
         }
-        // Two products, and one rounding, whatever type products are made in.
+        // One rounding, whatever the type.
         let wide = self.widened();
-        let rows = means(self.device(), h, size[0], wide.dtype);
-        let columns = means(self.device(), w, size[1], wide.dtype).t();
-        autocast(DType::F32, || rows.matmul(&wide.matmul(&columns))).cast(self.dtype)
+        let [rows, columns] = size;
+        let means = match h % rows == 0 && w % columns == 0 {
+            true => {
+                let window = [h / rows, w / columns];
+                let options = PoolOptions { kernel: window, stride: window, padding: [0, 0] };
+                wide.avg_pool2d(options, CountPadding::Yes)
+            }
+            false => means(&means(&wide, 3, columns), 2, rows),
+        };
+        means.cast(self.dtype)
     }
+}
+
+/// Pixels with as many zeros on each side, as far as that can be counted.
+fn padded(image: usize, padding: usize) -> Option<usize> {
+    padding.checked_mul(2)?.checked_add(image)
 }
 
 #[track_caller]
@@ -128,13 +138,15 @@ pub(crate) fn conv_plan(x: &Shape, w: &Shape, options: Conv2dOptions) -> Plan {
         options.stride, options.dilation
     );
     let size = |d: usize, image: usize, kernel: usize| {
-        let reach = options.dilation[d] * (kernel.max(1) - 1) + 1;
-        let padded = image + 2 * options.padding[d];
-        assert!(
-            kernel > 0 && padded >= reach,
-            "conv2d: kernels of shape {w} with {options:?} don't fit into images of shape {x}"
-        );
-        (padded - reach) / options.stride[d] + 1
+        let reach = options.dilation[d].checked_mul(kernel.max(1) - 1).and_then(|reach| reach.checked_add(1));
+        let left = padded(image, options.padding[d])
+            .zip(reach)
+            .and_then(|(padded, reach)| padded.checked_sub(reach));
+        let fits = left.filter(|_| kernel > 0);
+        let Some(left) = fits else {
+            panic!("conv2d: kernels of shape {w} with {options:?} don't fit into images of shape {x}")
+        };
+        left / options.stride[d] + 1
     };
     Plan { n, c, h, w: wide, o, oh: size(0, h, kh), ow: size(1, wide, kw), kh, kw, options }
 }
@@ -144,10 +156,12 @@ pub(crate) fn pool_planes(op: &str, x: &Shape, options: PoolOptions) -> (Planes,
     let &[n, c, h, w] = x.dims() else { panic!("{op}: images must be (N, C, H, W), got shape {x}") };
     let size = |d: usize, image: usize| {
         let (kernel, stride, padding) = (options.kernel[d], options.stride[d], options.padding[d]);
-        let fits =
-            image > 0 && stride > 0 && kernel > 0 && padding <= kernel / 2 && image + 2 * padding >= kernel;
-        assert!(fits, "{op}: windows of {options:?} don't fit into images of shape {x}");
-        (image + 2 * padding - kernel) / stride + 1
+        let fits = image > 0 && stride > 0 && kernel > 0 && padding <= kernel / 2;
+        let left = padded(image, padding).and_then(|padded| padded.checked_sub(kernel)).filter(|_| fits);
+        let Some(left) = left else {
+            panic!("{op}: windows of {options:?} don't fit into images of shape {x}")
+        };
+        left / stride + 1
     };
     let (oh, ow) = (size(0, h), size(1, w));
     (Planes { h, w, oh, ow, options }, [n, c, oh, ow].into())

@@ -176,7 +176,8 @@ macro_rules! operators {
 operators! {
     Add add, |x, number| x.affine(1.0, number);
     Sub sub, |x, number| x.affine(1.0, -number);
-    Mul mul, |x, number| x.affine(number, 0.0);
+    // What is added changes no number, not even the sign of a zero.
+    Mul mul, |x, number| x.affine(number, -0.0);
     Div div, |x, number| x.mapped(Unary::Over(number));
 }
 

@@ -24,7 +24,10 @@ impl Tensor {
             panic!("embedding: the table must be (rows, width), got shape {}", self.shape())
         };
         let Within { dim, start, of } = within;
-        assert!(dim == 0 && start + rows <= of, "embedding: {rows} rows from {start} on of a table of {of}");
+        assert!(
+            dim == 0 && start.checked_add(rows).is_some_and(|end| end <= of),
+            "embedding: {rows} rows from {start} on of a table of {of}"
+        );
         assert!(ids.dtype() == DType::I64, "embedding: ids must be i64, got {}", ids.dtype());
         let (table, ids) = (self.contiguous(), ids.contiguous());
         let shape: Shape = ids.shape().insert(ids.shape().n_dims(), width);

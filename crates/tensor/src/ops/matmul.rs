@@ -15,7 +15,7 @@ impl Tensor {
     #[track_caller]
     pub fn matmul(&self, other: &Tensor) -> Tensor {
         if let Some(dtype) = lowers([self, other]) {
-            return self.cast(dtype).matmul(&other.cast(dtype));
+            return self.lowered(dtype).matmul(&other.lowered(dtype));
         }
         self.check_partner("matmul", other);
         let Some(shape) = product_shape(self.shape(), other.shape()) else {
@@ -39,8 +39,8 @@ impl Tensor {
     #[track_caller]
     pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
         if let Some(dtype) = lowers([self, weight].into_iter().chain(bias)) {
-            let bias = bias.map(|bias| bias.cast(dtype));
-            return self.cast(dtype).linear(&weight.cast(dtype), bias.as_ref());
+            let bias = bias.map(|bias| bias.lowered(dtype));
+            return self.lowered(dtype).linear(&weight.lowered(dtype), bias.as_ref());
         }
         self.check_partner("linear", weight);
         let n = self.shape().n_dims();
@@ -64,8 +64,8 @@ impl Tensor {
     #[track_caller]
     pub fn linear_in_out(&self, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
         if let Some(dtype) = lowers([self, weight].into_iter().chain(bias)) {
-            let bias = bias.map(|bias| bias.cast(dtype));
-            return self.cast(dtype).linear_in_out(&weight.cast(dtype), bias.as_ref());
+            let bias = bias.map(|bias| bias.lowered(dtype));
+            return self.lowered(dtype).linear_in_out(&weight.lowered(dtype), bias.as_ref());
         }
         let out = self.stale_in_out("linear_in_out", weight, bias);
         let (x, w, bias) = (self.contiguous(), weight.contiguous(), bias.map(Tensor::contiguous));
@@ -89,8 +89,8 @@ impl Tensor {
     pub fn feed_forward_in_out(&self, up: (&Tensor, &Tensor), down: (&Tensor, Option<&Tensor>)) -> Tensor {
         let ((w_up, b_up), (w_down, b_down)) = (up, down);
         if let Some(dtype) = lowers([self, w_up, b_up, w_down].into_iter().chain(b_down)) {
-            let [x, w_up, b_up, w_down] = [self, w_up, b_up, w_down].map(|tensor| tensor.cast(dtype));
-            let b_down = b_down.map(|bias| bias.cast(dtype));
+            let [x, w_up, b_up, w_down] = [self, w_up, b_up, w_down].map(|tensor| tensor.lowered(dtype));
+            let b_down = b_down.map(|bias| bias.lowered(dtype));
             return x.feed_forward_in_out((&w_up, &b_up), (&w_down, b_down.as_ref()));
         }
         match self.device().backend() {

@@ -186,9 +186,10 @@ impl Tensor {
             assert!(running.geometry.is_contiguous(), "batch_norm: a view of running statistics");
         }
         let check = |count: f64| {
+            let values = if count < 1.0 { "no" } else { "one" };
             assert!(
                 running.is_none() || count > 1.0 || count.is_nan(),
-                "batch_norm: a training pass over shape {} has one value a channel, and so no variance",
+                "batch_norm: a training pass over shape {} has {values} value a channel, and so no variance",
                 self.shape()
             );
         };

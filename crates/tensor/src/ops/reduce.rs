@@ -100,6 +100,7 @@ impl Tensor {
     #[track_caller]
     fn largest(&self, op: &str, dim: usize) -> (Tensor, Tensor) {
         self.check_dim(op, dim);
+        assert!(self.dtype.is_float(), "{op}: needs a tensor of floats, got {}", self.dtype);
         let width = self.dims()[dim];
         assert!(width > 0, "{op}: dimension {dim} of shape {} is empty", self.shape());
         let last = self.shape().n_dims() - 1;
