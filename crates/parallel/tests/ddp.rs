@@ -81,6 +81,28 @@ fn any_number_of_ranks_equals_one() {
     }
 }
 
+/// A penalty on the weights beside what the layers do with them.
+#[test]
+fn a_parameter_may_be_read_twice_by_its_leaf() {
+    let penalised = |mut strategy: Box<dyn Strategy>| {
+        let device = Device::cpu(1);
+        let mut net = Linear::new(3, 2);
+        let parameters = Parameters::build(&mut net, &device, 0);
+        strategy.prepare(&parameters).unwrap();
+        let x = Tensor::ones(&device, [4, 3], DType::F32);
+        let weight = parameters.grads().leaf(0, parameters.values());
+        let loss = net.forward(&x, &mut Ctx::eval()).square().mean_all() + weight.square().sum_all() * 0.1;
+        let share = 1.0 / strategy.place().world_size as f64;
+        strategy.backward(&parameters, Some(&loss), share, Sync::Now).unwrap();
+        strategy.finish(&parameters).unwrap();
+        parameters.grads().arena().flat::<f32>().to_vec()
+    };
+    let alone = penalised(Box::new(SingleDevice::new()));
+    for of_two in on_ranks(2, |group| penalised(Box::new(Ddp::with(group, DdpConfig::default())))) {
+        assert!(of_two.iter().zip(&alone).all(|(got, want)| (got - want).abs() < TOLERANCE), "{of_two:?}");
+    }
+}
+
 /// Two layers of which a pass uses one.
 struct Half {
     used: Linear,

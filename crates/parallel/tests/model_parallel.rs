@@ -1192,6 +1192,28 @@ fn what_cannot_be_is_refused_with_the_nearest_that_can() {
         said.starts_with("the mesh has an axis context, and nothing says how the model is cut"),
         "{said}"
     );
+    // Stages with gaps and overlaps, and one that nobody has.
+    let whole = Parameters::build(&mut Job::Gpt(Head::Tied).model(), &Device::cpu(1), 0);
+    let staged = |blocks: &[std::ops::Range<usize>]| {
+        let blocks = blocks.to_vec();
+        let stages = StagesConfig { blocks, kind: ScheduleKind::GPipe, micro_batches: 2 };
+        let config =
+            ModelParallelConfig { stages: Some(stages), ..On::new(2, &[(Pipeline, 2)]).config(tied) };
+        let new = |group: Group| ModelParallel::new(&group, &whole, &config).err().unwrap().to_string();
+        let said: Vec<String> = std::thread::scope(|scope| {
+            let threads = Group::threads(2).into_iter().map(|group| scope.spawn(|| new(group)));
+            let threads: Vec<_> = threads.collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(said[0], said[1]);
+        said[0].clone()
+    };
+    for blocks in [&[0..2, 3..4], &[0..3, 2..4], &[1..2, 2..4]] {
+        let said = staged(blocks);
+        assert!(said.contains("are placed, and the model has the blocks 0..4"), "{said}");
+    }
+    let said = staged(&[0..1, 1..2, 2..4]);
+    assert!(said.starts_with("3 stages for a pipeline of 2 ranks\nhint: "), "{said}");
     let said = refused(Job::Mnist, &On::new(2, &[(Context, 2)]));
     assert!(said.starts_with("the plan has no sequences that could be cut\nhint: "), "{said}");
 }

@@ -2,11 +2,11 @@
 
 use phalanx::data::{BatchBuffers, Dataset, LinearRegression, Places, Silent, Target, View, open};
 use phalanx::nn::models::MnistNet;
-use phalanx::nn::optim::{Optimizer, Sgd};
+use phalanx::nn::optim::{Clip, Optimizer, Sgd};
 use phalanx::nn::{
     Average, Curve, Linear, Loss, OneCycle, Parameters, Plateau, Plateaued, Schedule, Warmup, Weights,
 };
-use phalanx::{Event, Observer, Progress, Quiet, State, Trained, Trainer, Watch, Worker};
+use phalanx::{Event, Observer, Progress, Quiet, State, Trained, Trainer, Watch, Worker, spawn};
 use std::sync::Arc;
 
 struct Empty;
@@ -41,6 +41,58 @@ fn data_sets_without_samples_are_named() {
         let error = result.err().expect("nothing to go by").to_string();
         assert!(error.contains(&format!("no samples to {what} on")), "{error}");
     }
+}
+
+#[test]
+fn settings_that_cannot_be_are_named() {
+    let refused = |trainer: Trainer| {
+        let points: Arc<dyn Dataset> = Arc::new(LinearRegression::new(4));
+        let (worker, mut model) = (Worker::alone(1), Linear::new(1, 1));
+        let result = trainer.fit(&worker, &mut model, Sgd::new(0.1), points, None, &mut Quiet);
+        result.err().expect("it can't be").to_string()
+    };
+    let usual = || Trainer { loss: Loss::Mse, ..Trainer::default() };
+    let clip = |norm, value| Trainer { clip: Clip { norm, value }, ..usual() };
+    let warmup = Warmup { epochs: f64::NAN, ..Warmup::default() };
+    let late = Schedule { warmup, ..Schedule::default() };
+    let smoothed = Loss::CrossEntropy { label_smoothing: 7.0 };
+    let rows = [
+        (Trainer { batch_size: 0, ..usual() }, "batch_size is 0: must be at least 1"),
+        (Trainer { accumulate: 0, ..usual() }, "accumulate is 0: must be at least 1"),
+        (Trainer { logical_shards: Some(0), ..usual() }, "logical_shards is 0: must be at least 1, or None"),
+        (Trainer { patience: Some(0), ..usual() }, "patience is 0: must be at least 1, or None"),
+        (Trainer { ema: Some(1.0), ..usual() }, "ema is 1.0: must be at least 0 and below 1"),
+        (Trainer { ema: Some(f64::NAN), ..usual() }, "ema is NaN: must be at least 0 and below 1"),
+        (clip(Some(-1.0), None), "clip.norm is -1.0: must be above 0"),
+        (clip(None, Some(f64::NAN)), "clip.value is NaN: must be above 0"),
+        (Trainer { schedule: late, ..usual() }, "schedule.warmup.epochs is NaN: must be 0 or more"),
+        (
+            Trainer { loss: smoothed, ..usual() },
+            "loss.label_smoothing is 7.0: must be at least 0 and below 1",
+        ),
+    ];
+    for (trainer, want) in rows {
+        assert_eq!(refused(trainer), want);
+    }
+}
+
+#[test]
+fn ranks_with_other_optimizers_are_told_so() {
+    let points: Arc<dyn Dataset> = Arc::new(LinearRegression::new(8));
+    let trainer = Trainer { loss: Loss::Mse, batch_size: 2, ..Trainer::default() };
+    let fit = |worker: Worker| {
+        let lr = 0.1 * f64::from(1 + worker.group().rank().0);
+        let points = Arc::clone(&points);
+        trainer.fit(&worker, &mut Linear::new(1, 1), Sgd::new(lr), points, None, &mut Quiet).map(drop)
+    };
+    let error = spawn(2, fit).unwrap_err().to_string();
+    assert!(error.contains("optimizer is Sgd") && error.contains("lr: 0.2"), "{error}");
+}
+
+#[test]
+fn a_rank_that_panics_says_why() {
+    let error = spawn(1, |_| panic!("no {}", "number")).unwrap_err().to_string();
+    assert_eq!(error, "rank 0 panicked: no number");
 }
 
 /// A sample whose target is shares of two classes.
