@@ -569,6 +569,17 @@ pub const BUILT_IN: &[(&str, &str)] = &[
 
 /// No recipe is longer: what is, isn't a recipe.
 const MAX_BYTES: u64 = 1 << 20;
+/// So much of each line of a recipe is shown where it is wrong, in characters.
+const MOST_SHOWN: usize = 500;
+
+/// A text without the ends of lines that nobody would read.
+fn cut(text: &str) -> String {
+    let line = |line: &str| match line.char_indices().nth(MOST_SHOWN) {
+        Some((end, _)) => format!("{}...", &line[..end]),
+        None => line.to_owned(),
+    };
+    text.lines().map(line).collect::<Vec<_>>().join("\n")
+}
 
 impl Recipe {
     /// The built-in recipe called `recipe`, or the one in the TOML file of this path, with the assignments `set` made as by
@@ -633,7 +644,7 @@ impl Recipe {
     pub fn parse(name: &str, origin: &str, text: &str) -> Result<Recipe, RecipeError> {
         let table: Table = text.parse().map_err(|error: toml::de::Error| RecipeError::Syntax {
             origin: origin.to_owned(),
-            reason: error.to_string().trim_end().to_owned(),
+            reason: cut(error.to_string().trim_end()),
         })?;
         Recipe::from_table(name, origin, table)
     }

@@ -60,7 +60,8 @@ pub(super) fn resume(
         return Ok(None);
     }
     let manifest = Manifest::parse(&root.join(manifest::FILE), &text)?;
-    let folder = folder(root, manifest.position.step);
+    // A folder that was given another name is what it holds all the same.
+    let folder = own.clone().unwrap_or_else(|| folder(root, manifest.position.step));
     let mut files = Vec::new();
     for entry in &manifest.files {
         let mut file = own.as_ref().map(|folder| ArrayFile::open(folder, entry)).transpose()?;

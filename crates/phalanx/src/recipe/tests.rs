@@ -439,6 +439,16 @@ fn an_unknown_recipe_gets_the_nearest() {
 }
 
 #[test]
+fn of_a_line_without_end_the_beginning_is_shown() {
+    let error = Recipe::parse("r", "r.toml", &format!("model = {}", "[".repeat(100_000))).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.len() < 3000 && text.contains("[[[...") && text.contains("r.toml: not a TOML file"),
+        "{text}"
+    );
+}
+
+#[test]
 fn files_are_held_to_the_same_keys() {
     const WHOLE: &str = "[model]\nname = \"linear-regression\"\n[optimizer]\nname = \"sgd\"\nlr = 1\n[data]\nname = \"linear-regression\"\n[train]\nloss = \"mse\"\n";
     let parse = |text: &str| Recipe::parse("r", "r.toml", text).map_err(|error| error.to_string());
