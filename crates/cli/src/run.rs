@@ -25,12 +25,14 @@ use phalanx_job::{names, wants_tls};
 use phalanx_launch::{Console, HangLimits, LaunchSpec, LocalRank, LogTimes, MAX_GRACE, Numa, Prefix};
 use program::Program;
 use signal_hook::consts::SIGUSR1;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub(crate) fn run(args: &RunArgs) -> Result<u8> {
     if let Some(text) = &args.hosts.hosts {
-        return hosts::run(args, text);
+        let code = hosts::run(args, text)?;
+        return Ok(keep(code, args.exit_code_to.as_deref()));
     }
     // Whoever says where nodes meet, or that there is one, knows.
     if !args.standalone && args.rdzv_endpoint.is_none() && args.master_addr.is_none() {
@@ -39,7 +41,18 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8> {
     let spec = spec(args)?;
     let (logs, most) = (spec.log_dir.clone().unwrap_or(spec.run_dir.clone()), spec.max_restarts);
     let outcome = phalanx_launch::run(&spec, move |report| failure::tell(&report, most))?;
-    Ok(failure::conclude(&outcome, &spec.run_dir, &logs))
+    let code = failure::conclude(&outcome, &spec.run_dir, &logs);
+    Ok(keep(code, args.exit_code_to.as_deref().filter(|_| outcome.reason.is_of_the_run())))
+}
+
+/// Gives the exit code on, and to whoever reads it in this file.
+fn keep(code: u8, file: Option<&Path>) -> u8 {
+    if let Some(file) = file
+        && let Err(error) = fs::write(file, format!("{code}\n"))
+    {
+        say(format_args!("error: --exit-code-to {}: {error}", file.display()));
+    }
+    code
 }
 
 /// What is to be started.

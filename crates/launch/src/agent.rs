@@ -113,7 +113,7 @@ pub(crate) fn run(mut crew: Crew<'_>, nodes: &Nodes) -> Result<Outcome, LaunchEr
     let terms = terms(crew.spec, nodes);
     let place = match meet(&mut crew, nodes, &terms, &pass)? {
         Met::At(place) => place,
-        Met::Asked(signal) => return Ok(told::outcome(crew, 128 + signal, EndReason::Asked)),
+        Met::Asked(signal) => return Ok(told::outcome(crew, 128 + signal, EndReason::Left)),
     };
     let (kept, port) = reserve_port(crew.spec, &place.link)?;
     let node = Node {
@@ -173,7 +173,7 @@ pub(crate) fn run(mut crew: Crew<'_>, nodes: &Nodes) -> Result<Outcome, LaunchEr
     let max_restarts = agent.terms.max_restarts;
     Ok(match over? {
         Over::Ended(end) => told::ended(agent.crew, end, max_restarts),
-        Over::Left(signal) => told::outcome(agent.crew, 128 + signal, EndReason::Asked),
+        Over::Left(signal) => told::outcome(agent.crew, 128 + signal, EndReason::Left),
         Over::Alone(error) => told::outcome(agent.crew, 1, EndReason::NoCoordinator(error.to_string())),
     })
 }

@@ -62,6 +62,8 @@ pub enum EndReason {
     Done,
     /// A signal asked for it.
     Asked,
+    /// A signal asked this node to leave, and didn't wait for what becomes of the run.
+    Left,
     /// Workers ended before their work was done, and want to be started again later.
     Drained,
     /// A worker failed, and there are no restarts in this run.
@@ -93,11 +95,20 @@ pub enum EndReason {
     NoCoordinator(String),
 }
 
+impl EndReason {
+    /// Whether the whole run is over for this reason, and not only this node's part of it.
+    pub fn is_of_the_run(&self) -> bool {
+        use EndReason::{CutOff, Deposed, Left, NoCoordinator};
+        !matches!(self, Left | CutOff { .. } | Deposed | NoCoordinator(_))
+    }
+}
+
 impl fmt::Display for EndReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             EndReason::Done => f.write_str("all workers ended well"),
             EndReason::Asked => f.write_str("a signal asked for the end"),
+            EndReason::Left => f.write_str("a signal asked this node to leave"),
             EndReason::Drained => f.write_str("the run is to be started again later"),
             EndReason::NoRestarts => f.write_str("a worker failed"),
             EndReason::ForGood => f.write_str("another worker would fail in the same way"),

@@ -93,6 +93,10 @@ pub(crate) struct RunArgs {
     /// Where to keep the logs, as logs/GENERATION/RANK.out and .err; stands for --out too if that isn't given.
     #[arg(long, value_name = "DIR")]
     pub(crate) log_dir: Option<PathBuf>,
+    /// Write the exit code of the run into this file, as every agent does that learns how the whole run ended: one that is lost, or left
+    /// the run, has a code of its own, which srun may take for the run's.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) exit_code_to: Option<PathBuf>,
     /// Don't show standard output (1), standard error (2) or both (3), of all workers or by local rank as in 0:1,1:3; logs have
     /// them in any case.
     #[arg(short, long, value_name = "STREAMS")]

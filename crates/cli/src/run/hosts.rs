@@ -410,7 +410,7 @@ impl Site {
             args.rdzv_conf.get_or_insert_with(|| JOIN.into());
             args.rdzv_backend = None;
             args.local_addr = own;
-            args.secret_file = None;
+            (args.secret_file, args.exit_code_to) = (None, None);
             args.out = Some(job.out.clone());
             args.tls = args.tls || tls_is_asked_for()?;
             args.program = job.program.clone();

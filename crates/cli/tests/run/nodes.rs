@@ -5,7 +5,7 @@ use phalanx::Worker;
 use phalanx::comm::ReduceOp;
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -34,6 +34,11 @@ impl Site {
         let folder = self.folder.path().join(name);
         fs::create_dir_all(&folder).unwrap();
         folder
+    }
+
+    /// What the agent of this name has written where it was told `--exit-code-to code`.
+    fn exit_code(&self, name: &str) -> io::Result<String> {
+        fs::read_to_string(self.folder(name).join("code"))
     }
 
     /// The command of the agent of this name, up to its program; `flags` go before those of all nodes.
@@ -321,7 +326,8 @@ fn crash(agent: &mut Agent) {
 #[test]
 fn the_run_goes_on_without_a_node_that_was_killed_if_enough_are_left() {
     // On a busy machine the second may take long to come.
-    let site = Site::new(&["--nnodes", "1:2", "--rdzv-conf", "last_call_timeout=60"]);
+    let flags = ["--nnodes", "1:2", "--rdzv-conf", "last_call_timeout=60", "--exit-code-to", "code"];
+    let site = Site::new(&flags);
     assert!(Command::new("mkfifo").arg(site.folder.path().join("go")).status().unwrap().success());
     let [mut a, mut b] = site.two("echo $GROUP_WORLD_SIZE $TORCHELASTIC_RESTART_COUNT; read line < $SITE/go");
     assert_eq!([a.line(), b.line()], ["2 0", "2 0"]);
@@ -334,6 +340,7 @@ fn the_run_goes_on_without_a_node_that_was_killed_if_enough_are_left() {
     let (code, _, said) = a.end();
     assert_eq!(code, 0, "{said}");
     assert!(said.contains("on node 1 (") && said.contains("lost: its agent's connection ended"), "{said}");
+    assert_eq!(site.exit_code("a").unwrap(), "0\n");
 }
 
 #[test]
@@ -387,7 +394,8 @@ fn a_run_that_needs_the_node_of_the_coordinator_ends_and_says_so() {
 
 #[test]
 fn a_node_that_comes_makes_the_run_larger_and_one_that_leaves_smaller() {
-    let site = Site::new(&["--nnodes", "1:2", "--rdzv-conf", "last_call_timeout=0.2"]);
+    let flags = ["--nnodes", "1:2", "--rdzv-conf", "last_call_timeout=0.2", "--exit-code-to", "code"];
+    let site = Site::new(&flags);
     let script = "echo $RANK of $WORLD_SIZE, $TORCHELASTIC_RESTART_COUNT; exec sleep 60";
     let mut a = site.start("a", &[], script);
     assert_eq!(a.line(), "0 of 1, 0");
@@ -399,6 +407,7 @@ fn a_node_that_comes_makes_the_run_larger_and_one_that_leaves_smaller() {
     b.signal("-TERM");
     let (code, _, said) = b.end();
     assert_eq!(code, 143, "{said}");
+    assert!(site.exit_code("b").is_err(), "the run goes on");
     assert_eq!(a.line(), "0 of 1, 0");
     a.signal("-TERM");
     let (code, _, said) = a.end();

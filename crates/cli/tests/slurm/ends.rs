@@ -142,12 +142,10 @@ fn an_elastic_job_goes_on_without_a_node_that_is_lost() {
         job.events().lines().any(|line| line.contains("\"members\"") && line.contains("\"world_size\":1"))
             && job.last() > lost + 20
     });
-    let steps = told_steps(&job.events());
-    assert!(steps.iter().zip(0..).all(|(step, want)| *step == want), "{steps:?}");
-    let Submitted { mut following, .. } = job;
-    cluster.run("scancel", &["--full", "--partition=debug"]);
-    following.kill().unwrap();
-    following.wait().unwrap();
+    // The agent that was lost isn't how the run ends: this asks for a checkpoint and another start.
+    cluster.run("scancel", &["--signal=USR1", cluster.run("squeue", &["-h", "-o", "%A"]).trim()]);
+    let asked = job.last();
+    job.goes_on(asked);
 }
 
 #[test]

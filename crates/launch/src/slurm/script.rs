@@ -100,8 +100,16 @@ pub fn script(job: &Submission) -> String {
     line(
         "# Nodes find each other by what Slurm tells each task: no addresses, ports or ranks are needed here.",
     );
+    let is_elastic = job.nodes.0 < job.nodes.1;
+    if is_elastic {
+        line("rm -f \"$out/exit-code\"");
+    }
     srun(job).iter().for_each(|part| line(part));
     line("code=$?");
+    if is_elastic {
+        line("# An agent that was lost on the way has its part in that code, and none in how the run ended.");
+        line("[ ! -s \"$out/exit-code\" ] || code=$(cat \"$out/exit-code\")");
+    }
     line("");
     line(&format!(
         "# {DRAINED}: the time was nearly up, or the machine is wanted back; the run goes on where it has stopped."
@@ -165,10 +173,13 @@ fn srun(job: &Submission) -> Vec<String> {
     } else {
         " --kill-on-bad-exit=0 --wait=60"
     });
-    let nodes = if least < most { format!(" --nnodes={least}:{most}") } else { String::new() };
+    let (nodes, code) = match least < most {
+        true => (format!(" --nnodes={least}:{most}"), " --exit-code-to \"$out/exit-code\""),
+        false => (String::new(), ""),
+    };
     let phalanx = quoted(&job.phalanx);
     let agent = format!(
-        "{phalanx} run{nodes} --nproc-per-node={} --max-restarts={} --out \"$out\" --",
+        "{phalanx} run{nodes} --nproc-per-node={} --max-restarts={} --out \"$out\"{code} --",
         job.workers, job.max_restarts
     );
     let (command, typed) = match &job.work {
@@ -284,6 +295,7 @@ exit $code
             r"out='it'\''s here'/$SLURM_ARRAY_TASK_ID",
             "srun --ntasks-per-node=1 --cpus-per-task=$SLURM_CPUS_PER_TASK --no-kill --kill-on-bad-exit=0 \\\n",
             "run --nnodes=1:4 --nproc-per-node=8",
+            "--out \"$out\" --exit-code-to \"$out/exit-code\" -- ",
             "--seed \"$SLURM_ARRAY_TASK_ID\"",
         ];
         parts.iter().for_each(|part| assert!(text.contains(part), "{part} is missing:\n{text}"));
