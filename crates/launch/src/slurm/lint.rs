@@ -9,7 +9,7 @@ mod rules;
 mod text;
 
 use directives::{Directives, is_directive};
-use text::{Document, commands, defined, is_text, without_comment};
+use text::{Document, commands, defined, is_text, quotes_after, without_comment};
 
 /// A mistake.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +38,17 @@ impl Line<'_> {
     /// Whether one of its words is this one, or a path to it.
     fn runs(&self, program: &str) -> bool {
         self.words.iter().any(|word| word.rsplit('/').next() == Some(program))
+    }
+
+    /// Takes one more line that begins in its quotes: mostly a script, whose commands a semicolon would part as well.
+    fn go_on_in_quotes(&mut self, line: &str) {
+        let quotes = ['\'', '"'];
+        if line.is_empty() || (line.starts_with('#') && !line.contains(quotes)) {
+            return;
+        }
+        let is_at_quotes = self.text.ends_with(quotes) || line.starts_with(quotes);
+        self.text.push_str(if is_at_quotes { "" } else { "; " });
+        self.text.push_str(line);
     }
 
     /// What it runs, one by one.
@@ -114,6 +125,7 @@ fn parse(text: &str) -> Script<'_> {
         text.split_terminator('\n').enumerate().map(|(i, line)| (i + 1, line)).collect();
     let (mut lines, mut directives) = (Vec::<Line<'_>>::new(), Directives::default());
     let (mut goes_on, mut awaited, mut documents) = (false, Vec::<Document>::new(), Vec::new());
+    let mut quotes = None;
     for (at, &(number, line)) in raw.iter().enumerate() {
         if let Some(document) = awaited.first().filter(|_| !goes_on) {
             documents.push(number);
@@ -127,17 +139,22 @@ fn parse(text: &str) -> Script<'_> {
             directives.add(number, trimmed, !lines.is_empty());
             continue;
         }
-        let bare = without_comment(trimmed);
+        let bare = if quotes.is_none() { without_comment(trimmed) } else { trimmed };
         // What never ends was none.
         let is_ended = |document: &Document| raw[at + 1..].iter().any(|(_, line)| document.ends_at(line));
         awaited.extend(Document::begun(bare).into_iter().filter(is_ended));
         let (part, continues) = bare.strip_suffix('\\').map_or((bare, false), |part| (part, true));
-        match lines.last_mut().filter(|_| goes_on) {
+        match lines.last_mut().filter(|_| goes_on || quotes.is_some()) {
+            Some(last) if !goes_on => last.go_on_in_quotes(part.trim()),
             Some(last) => last.text = format!("{} {}", last.text, part.trim()),
             None if part.trim().is_empty() => {}
             None => lines.push(Line { number, text: part.trim().to_owned(), words: Vec::new(), raw: line }),
         }
         goes_on = continues;
+        // Nor were these.
+        let mut rest = raw[at + 1..].iter();
+        quotes = quotes_after(bare, quotes)
+            .filter(|&open| rest.try_fold(open, |open, (_, line)| quotes_after(line, Some(open))).is_none());
     }
     for line in &mut lines {
         line.words = commands(&line.text).flat_map(words).collect();

@@ -60,6 +60,11 @@ pub struct Submission {
 }
 
 impl Submission {
+    /// Whether the run goes on with fewer nodes.
+    fn is_elastic(&self) -> bool {
+        self.nodes.0 < self.nodes.1
+    }
+
     /// The run directory of the job of this number, by which Slurm also writes those of an array: `7_3`.
     pub fn run_dir(&self, job: &str) -> String {
         match (&self.out, job.split_once('_')) {
@@ -100,13 +105,12 @@ pub fn script(job: &Submission) -> String {
     line(
         "# Nodes find each other by what Slurm tells each task: no addresses, ports or ranks are needed here.",
     );
-    let is_elastic = job.nodes.0 < job.nodes.1;
-    if is_elastic {
+    if job.is_elastic() {
         line("rm -f \"$out/exit-code\"");
     }
     srun(job).iter().for_each(|part| line(part));
     line("code=$?");
-    if is_elastic {
+    if job.is_elastic() {
         line("# An agent that was lost on the way has its part in that code, and none in how the run ended.");
         line("[ ! -s \"$out/exit-code\" ] || code=$(cat \"$out/exit-code\")");
     }
@@ -137,9 +141,9 @@ pub fn script(job: &Submission) -> String {
 fn directives(job: &Submission) -> Vec<String> {
     let (least, most) = job.nodes;
     let mut all = vec![format!("--job-name={}", job.name)];
-    all.push(if least == most { format!("--nodes={most}") } else { format!("--nodes={least}-{most}") });
+    all.push(if job.is_elastic() { format!("--nodes={least}-{most}") } else { format!("--nodes={most}") });
     // Beside it Slurm counts the tasks of the fewest nodes, and gives no more nodes than these need.
-    all.extend((least == most).then(|| "--ntasks-per-node=1".to_owned()));
+    all.extend((!job.is_elastic()).then(|| "--ntasks-per-node=1".to_owned()));
     all.push(job.cores.map_or("--exclusive".into(), |cores| format!("--cpus-per-task={cores}")));
     all.extend((job.gpus > 0).then(|| format!("--gpus-per-node={}", job.gpus)));
     all.extend(job.time.map(|time| format!("--time={}", written(time))));
@@ -152,7 +156,7 @@ fn directives(job: &Submission) -> Vec<String> {
     all.push("--open-mode=append".into());
     all.push(format!("--output={}", if job.array.is_some() { "%x-%A_%a.out" } else { "%x-%j.out" }));
     // A node that is lost would take the whole job with it.
-    all.extend((least < most).then(|| "--no-kill".to_owned()));
+    all.extend(job.is_elastic().then(|| "--no-kill".to_owned()));
     all.extend(job.options.iter().cloned());
     all
 }
@@ -168,12 +172,12 @@ fn srun(job: &Submission) -> Vec<String> {
         None => " --cpu-bind=none",
     });
     // Agents end together; who is left behind by all others isn't waited for. Where nodes come and go some end before.
-    step.push_str(if least < most {
+    step.push_str(if job.is_elastic() {
         " --no-kill --kill-on-bad-exit=0"
     } else {
         " --kill-on-bad-exit=0 --wait=60"
     });
-    let (nodes, code) = match least < most {
+    let (nodes, code) = match job.is_elastic() {
         true => (format!(" --nnodes={least}:{most}"), " --exit-code-to \"$out/exit-code\""),
         false => (String::new(), ""),
     };

@@ -285,3 +285,17 @@ fn no_script_is_too_mad() {
         })
         .unwrap();
 }
+
+#[test]
+fn quotes_go_on_over_lines() {
+    let two = "#SBATCH --nodes=2";
+    let script = ["srun bash -c '", "  # it has two", "  cd work", "  torchrun --nproc_per_node=8 \\", "    t.py", "'"];
+    assert_eq!(found(&[&[two], &script[..]].concat()), []);
+    // What they are given to has its mistakes all the same, in its line, and what stands behind them is read as ever.
+    let alone = ["bash -c \"", "torchrun t.py", "\"", "python train.py"];
+    assert_eq!(found(&[&[two], &alone[..]].concat()), [(4, "one-node"), (7, "one-node")]);
+    let variable = ["CMD=\"torchrun \\", "  t.py \\", "\"", "srun bash -c \"$CMD\""];
+    assert_eq!(found(&[&[two], &variable[..]].concat()), []);
+    // One that is never closed is a letter like others.
+    assert_eq!(found(&[two, "echo it's", "python train.py"]), [(5, "one-node")]);
+}

@@ -101,18 +101,39 @@ pub(super) fn without_comment(line: &str) -> &str {
 
 /// The characters that are in no quotes and behind no backslash, each with its place.
 fn unquoted(line: &str) -> impl Iterator<Item = (usize, char)> {
-    let (mut quote, mut is_escaped) = (None, false);
-    line.char_indices().filter(move |&(_, c)| {
-        if std::mem::take(&mut is_escaped) {
+    let mut state = Quotes::default();
+    line.char_indices().filter(move |&(_, c)| state.pass(c))
+}
+
+/// The quotes that a line is in at its end, which begins in these.
+pub(super) fn quotes_after(line: &str, open: Option<char>) -> Option<char> {
+    let mut state = Quotes { open, is_escaped: false };
+    for c in line.chars() {
+        state.pass(c);
+    }
+    state.open
+}
+
+/// What the characters of a text are in.
+#[derive(Default)]
+struct Quotes {
+    open: Option<char>,
+    is_escaped: bool,
+}
+
+impl Quotes {
+    /// Goes on by a character; whether that is in no quotes, and behind no backslash.
+    fn pass(&mut self, c: char) -> bool {
+        if std::mem::take(&mut self.is_escaped) {
             return false;
         }
-        let was = quote;
+        let was = self.open;
         match c {
-            '\\' if quote != Some('\'') => is_escaped = true,
-            '\'' | '"' if quote.is_none() => quote = Some(c),
-            _ if quote == Some(c) => quote = None,
+            '\\' if was != Some('\'') => self.is_escaped = true,
+            '\'' | '"' if was.is_none() => self.open = Some(c),
+            _ if was == Some(c) => self.open = None,
             _ => {}
         }
-        was.is_none() && quote.is_none()
-    })
+        was.is_none() && self.open.is_none()
+    }
 }
