@@ -14,7 +14,7 @@ use flags::Slurm;
 pub(crate) fn slurm(args: &SlurmArgs) -> Result<u8> {
     match &args.what {
         Slurm::Submit(args) => submit::submit(args),
-        Slurm::Follow { job, cancel, json } => follow::job(job, None, *cancel, *json),
+        Slurm::Follow { job, cancel, json } => follow::job(job, 0, *cancel, *json),
         Slurm::Lint { file, json } => lint::lint(file, *json),
     }
 }

@@ -6,7 +6,7 @@ mod step;
 mod time;
 mod trouble;
 
-pub use ask::{AskError, ask, node_address};
+pub use ask::{AskError, ask, ask_outside, node_address};
 pub use hostlist::{Hostlist, HostlistError, MAX_HOSTS};
 pub use step::{AgentPlace, Step};
 pub use time::{duration, written};

@@ -10,6 +10,12 @@ pub fn quoted(word: &str) -> String {
     }
 }
 
+/// A word that [`quoted`] has made fit for a shell.
+pub fn unquoted(text: &str) -> String {
+    let inner = text.strip_prefix('\'').and_then(|rest| rest.strip_suffix('\''));
+    inner.map_or(text.to_owned(), |inner| inner.replace(r"'\''", "'"))
+}
+
 /// The words of a command line, with blanks between them and quotes around those that have some; nothing else of a shell's means
 /// anything. Fails where a quote isn't closed, with that quote.
 pub fn words(line: &str) -> Result<Vec<String>, char> {
@@ -43,6 +49,7 @@ mod tests {
             let echo =
                 Command::new("sh").args(["-c", &format!("printf %s {}", quoted(word))]).output().unwrap();
             assert_eq!(String::from_utf8(echo.stdout).unwrap(), word);
+            assert_eq!(unquoted(&quoted(word)), word);
         }
     }
 

@@ -88,7 +88,7 @@ pub(crate) struct SubmitArgs {
     #[arg(long)]
     pub(crate) no_follow: bool,
     /// Cancel the job on Ctrl-C, which otherwise ends only the view.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "no_follow")]
     pub(crate) cancel: bool,
     /// Print one JSON object a line on standard output.
     #[arg(long)]

@@ -7,10 +7,11 @@ use crate::args::WrongUsage;
 use crate::bar::TrainBar;
 use crate::say::{print, say};
 use anyhow::{Result, bail};
+use nix::sys::signal::Signal;
 use phalanx::{Event, Observer};
 use phalanx_job::DRAINED;
-use phalanx_launch::slurm::Submission;
 use phalanx_launch::slurm::queue::{self, JobView, meaning};
+use phalanx_launch::slurm::run_dir;
 use serde_json::json;
 use signal_hook::consts::SIGINT;
 use std::collections::BTreeMap;
@@ -21,6 +22,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+/// What a run tells.
+const EVENTS: &str = "events.jsonl";
 /// How often the controller is asked.
 const ASK: Duration = Duration::from_secs(2);
 const ASK_LATER: Duration = Duration::from_secs(5);
@@ -29,21 +32,35 @@ const LOOK: Duration = Duration::from_millis(200);
 /// How long a controller that doesn't answer is asked again.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Follows a job to its end; the exit code is the job's.
-pub(crate) fn job(number: &str, submission: Option<&Submission>, cancels: bool, as_json: bool) -> Result<u8> {
+/// How many bytes `events.jsonl` of a run directory has.
+pub(crate) fn told_before(run_dir: &str) -> u64 {
+    std::fs::metadata(Path::new(run_dir).join(EVENTS)).map_or(0, |file| file.len())
+}
+
+/// Follows a job to its end; the exit code is the job's, or the largest of an array's. What `events.jsonl` had told by `before` bytes is
+/// of another run.
+pub(crate) fn job(number: &str, before: u64, cancels: bool, as_json: bool) -> Result<u8> {
     if number.is_empty() || !number.bytes().all(|byte| byte.is_ascii_digit() || b"_".contains(&byte)) {
         let wrong = format!("{number}: is no number of a job, as 7 or 7_3\nhint: squeue --me names yours");
         return Err(WrongUsage(wrong).into());
     }
     let interrupted = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(SIGINT, Arc::clone(&interrupted))?;
-    let mut view = View { number, as_json, told: BTreeMap::new(), progress: None, seen: false };
+    let mut view = View {
+        number,
+        as_json,
+        before,
+        told: BTreeMap::new(),
+        codes: BTreeMap::new(),
+        progress: None,
+        seen: false,
+    };
     let (start, mut answered) = (Instant::now(), Instant::now());
     loop {
         match queue::look(number) {
             Ok(jobs) => {
                 answered = Instant::now();
-                if let Some(code) = view.heed(jobs, submission)? {
+                if let Some(code) = view.heed(jobs)? {
                     return Ok(code);
                 }
             }
@@ -58,7 +75,7 @@ pub(crate) fn job(number: &str, submission: Option<&Submission>, cancels: bool, 
             if interrupted.load(Ordering::Relaxed) {
                 return leave(number, cancels);
             }
-            if let Some(progress) = &mut view.progress {
+            if let Some(Some(progress)) = &mut view.progress {
                 progress.show(as_json);
             }
             std::thread::sleep(LOOK);
@@ -112,50 +129,64 @@ fn leave(number: &str, cancels: bool) -> Result<u8> {
 struct View<'a> {
     number: &'a str,
     as_json: bool,
+    /// Where its run's news begin.
+    before: u64,
     /// The last words about each job of an array, or about the one.
     told: BTreeMap<String, String>,
-    progress: Option<RunFile>,
+    /// The exit code of each job that was started; none as long as it isn't over.
+    codes: BTreeMap<String, Option<u8>>,
+    /// What the run tells, once it was looked for: none where it is nobody's of ours.
+    progress: Option<Option<RunFile>>,
     /// Whether the controller has known it.
     seen: bool,
 }
 
 impl View<'_> {
     /// Tells what has changed; gives the exit code once all is over.
-    fn heed(&mut self, jobs: Vec<JobView>, submission: Option<&Submission>) -> Result<Option<u8>> {
-        if jobs.is_empty() {
-            let number = self.number;
-            let hint =
-                format!("hint: sacct -j {number} --format=JobID,State,ExitCode, where accounting is on");
-            match self.seen {
-                true => bail!("job {number} is gone: the controller doesn't know it any more\n{hint}"),
-                false => bail!("job {number} isn't known to the controller\n{hint}"),
-            }
+    fn heed(&mut self, jobs: Vec<JobView>) -> Result<Option<u8>> {
+        let number = self.number;
+        let hint = format!("hint: sacct -j {number} --format=JobID,State,ExitCode, where accounting is on");
+        if jobs.is_empty() && !self.seen {
+            bail!("job {number} isn't known to the controller\n{hint}");
         }
         self.seen = true;
         let is_one = jobs.len() == 1;
         for job in &jobs {
             let words = words(job);
             self.tell(&job.job, &words, Some(job));
+            if job.is_pending() {
+                // Those of an array that wait are one.
+                self.codes.remove(&job.job);
+            } else {
+                self.codes.insert(job.job.clone(), job.is_over().then(|| exit_code(job)));
+            }
             if is_one && job.is_pending() && self.told.get("nodes").is_none_or(|told| !told.contains(&words))
             {
                 self.tell_unfit(&words, job);
             }
         }
-        if let [job] = jobs.as_slice()
-            && let Some(submission) = submission
-        {
-            let folder = job.folder.clone().map_or_else(PathBuf::new, PathBuf::from);
-            let path = folder.join(submission.run_dir(&job.job)).join("events.jsonl");
-            let progress = self.progress.get_or_insert_with(|| RunFile::new(path));
-            progress.show(self.as_json);
+        // The controller forgets those of an array that ended some minutes ago; what they came to counts all the same.
+        let is_here = |number: &String| jobs.iter().any(|job| job.job == *number);
+        let gone = self
+            .codes
+            .iter()
+            .find(|(job, code)| code.is_none() && !is_here(job))
+            .map(|(job, _)| job.as_str());
+        if let Some(gone) = gone.or((jobs.is_empty() && self.codes.is_empty()).then_some(number)) {
+            bail!("job {gone} is gone: the controller doesn't know it any more\n{hint}");
         }
-        if !jobs.iter().all(JobView::is_over) {
+        if let [job] = jobs.as_slice()
+            && !job.is_pending()
+        {
+            let before = self.before;
+            if let Some(progress) = self.progress.get_or_insert_with(|| RunFile::of(job, before)) {
+                progress.show(self.as_json);
+            }
+        }
+        if jobs.iter().any(|job| !job.is_over()) {
             return Ok(None);
         }
-        if let Some(progress) = &mut self.progress {
-            progress.show(self.as_json);
-        }
-        Ok(Some(jobs.iter().map(exit_code).max().unwrap_or(1)))
+        Ok(self.codes.values().copied().flatten().max())
     }
 
     fn tell(&mut self, key: &str, words: &str, job: Option<&JobView>) {
@@ -219,6 +250,10 @@ fn words(job: &JobView) -> String {
         }
         "NODE_FAIL" => format!("lost a node{output}\nhint: --elastic MIN:MAX goes on without it"),
         "CANCELLED" => "was cancelled".into(),
+        "FAILED" if job.signal > 0 && job.exit_code == 0 => {
+            let name = Signal::try_from(job.signal).map_or("".into(), |signal| format!(" ({signal})"));
+            format!("was ended by signal {}{name}{output}", job.signal)
+        }
         "FAILED" => format!("failed with exit code {}{output}", job.exit_code),
         other => format!("{}{output}", other.to_lowercase().replace('_', " ")),
     }
@@ -228,6 +263,8 @@ fn words(job: &JobView) -> String {
 fn exit_code(job: &JobView) -> u8 {
     match job.state.as_str() {
         "COMPLETED" => 0,
+        // As a shell tells of signals.
+        _ if job.exit_code == 0 && job.signal > 0 => u8::try_from(128 + job.signal).unwrap_or(1),
         _ => u8::try_from(job.exit_code).ok().filter(|&code| code > 0).unwrap_or(1),
     }
 }
@@ -241,8 +278,12 @@ struct RunFile {
 }
 
 impl RunFile {
-    fn new(path: PathBuf) -> RunFile {
-        RunFile { path, read: 0, shown: TrainBar::new(None, None), rest: Vec::new() }
+    /// That of a job with a script of ours, from this byte on.
+    fn of(job: &JobView, before: u64) -> Option<RunFile> {
+        let script = queue::script(&job.job).ok()?;
+        let folder = job.folder.clone().map_or_else(PathBuf::new, PathBuf::from);
+        let path = folder.join(run_dir(&script, &job.job)?).join(EVENTS);
+        Some(RunFile { path, read: before, shown: TrainBar::new(None, None), rest: Vec::new() })
     }
 
     /// Shows what is new; a file that isn't there yet, or not here, tells nothing.
@@ -310,6 +351,11 @@ mod tests {
         fn exit_code_of(state: &str, exit_code: i32) -> u8 {
             super::exit_code(&JobView { state: state.into(), exit_code, ..JobView::default() })
         }
+        let killed = JobView { state: "FAILED".into(), signal: 9, ..JobView::default() };
+        assert_eq!(
+            (super::exit_code(&killed), words(&killed)),
+            (137, "was ended by signal 9 (SIGKILL)".into())
+        );
         assert_eq!((of("COMPLETED", 0), of("FAILED", 3), of("CANCELLED", 0), of("TIMEOUT", 0)), (0, 3, 1, 1));
     }
 

@@ -29,17 +29,24 @@ pub(crate) fn submit(args: &SubmitArgs) -> Result<u8> {
         let (train, recipe) = training(typed)?;
         Places::from_env(train.data).find(listing(&recipe.data.name)?, &mut FetchBar::new())?;
     }
+    // Of another run, in the same folder.
+    let before = job.out.as_deref().map_or(0, follow::told_before);
     let number = queue::submit(&text).map_err(|error| WithHint::of(&error.to_string()))?;
-    let out = job.run_dir(&number);
+    let out = job.run_dir(&if job.array.is_some() { format!("{number}_%a") } else { number.clone() });
     if args.json {
         print(json!({"event": "submitted", "job": number, "out": out, "script": text}));
     }
-    say(format_args!("submitted job {number}; its run is kept in {out}"));
+    match job.array.is_some() {
+        true => say(format_args!(
+            "submitted jobs {number}; their runs are kept in {out}, where %a is the number of each"
+        )),
+        false => say(format_args!("submitted job {number}; its run is kept in {out}")),
+    }
     say(format_args!("hint: phalanx slurm follow {number}, or scancel {number}"));
     if args.no_follow {
         return Ok(0);
     }
-    follow::job(&number, Some(&job), args.cancel, args.json)
+    follow::job(&number, before, args.cancel, args.json)
 }
 
 /// An error of sbatch, with what to do about it.
@@ -109,13 +116,13 @@ fn submission(args: &SubmitArgs) -> Result<Submission> {
     };
     let (Work::Train(typed) | Work::Program(typed)) = &work;
     let stem = Path::new(&typed[0]).file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let name = args.name.clone().unwrap_or(stem);
     let is_name = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let name = args.name.clone().unwrap_or_else(|| stem.replace(|c| !is_name(c), "-"));
     if name.is_empty() || !name.chars().all(is_name) {
         return Err(WrongUsage(format!("--name {name:?}: must be letters, digits, dots and dashes")).into());
     }
     if let Some(array) = &args.array
-        && !array.chars().all(|c| c.is_ascii_digit() || "-,:%".contains(c))
+        && (array.is_empty() || !array.chars().all(|c| c.is_ascii_digit() || "-,:%".contains(c)))
     {
         let want = "must be numbers, as in 0-15 or 1-9%3";
         return Err(WrongUsage(format!("--array {array}: {want}")).into());
@@ -127,7 +134,16 @@ fn submission(args: &SubmitArgs) -> Result<Submission> {
             "must be the name of a partition, or several with commas between them\nhint: sinfo -s names them";
         return Err(WrongUsage(format!("--partition {partition:?}: {want}")).into());
     }
+    if let Some(out) = &args.out
+        && (out.is_empty() || out.starts_with('-'))
+    {
+        return Err(WrongUsage(format!("--out {out:?}: must be a folder")).into());
+    }
     for option in &args.sbatch {
+        if option == "--test-only" {
+            let instead = "submits nothing\nhint: phalanx slurm submit --dry-run ... | sbatch --test-only";
+            return Err(WrongUsage(format!("--sbatch={option}: {instead}")).into());
+        }
         if !option.starts_with('-') || option.contains('\n') {
             let want = "must be an option with its dashes, as in --sbatch=--account=lab";
             return Err(WrongUsage(format!("--sbatch {option:?}: {want}")).into());

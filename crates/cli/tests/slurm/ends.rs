@@ -75,6 +75,8 @@ fn what_of(text: &str) -> String {
 fn submit(cluster: &Cluster, folder: &Path, flags: &[&str]) -> Command {
     let mut command = cluster.command(PHALANX);
     command.current_dir(folder).env("XDG_CONFIG_HOME", folder.join("config"));
+    // As one that is typed within another job, of a task, which says nothing of this one.
+    command.env("SLURM_JOB_ID", "1").env("SLURM_NTASKS", "1");
     command.args([
         "slurm",
         "submit",

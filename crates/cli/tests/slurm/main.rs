@@ -285,6 +285,9 @@ fn a_dry_run_prints_the_script_and_needs_no_slurm() {
     check(&dry(&["--array", "a-b", "mnist"]), 2, &["--array a-b"]);
     check(&dry(&["--nproc-per-node", "0", "mnist"]), 2, &["--nproc-per-node 0"]);
     check(&dry(&["--name", "a b", "mnist"]), 2, &["--name \"a b\""]);
+    check(&dry(&["--array", "", "mnist"]), 2, &["--array : "]);
+    check(&dry(&["--out", "", "mnist"]), 2, &["--out \"\": must be a folder"]);
+    check(&dry(&["--sbatch=--test-only", "mnist"]), 2, &["hint: phalanx slurm submit --dry-run"]);
     check(&dry(&["--partition", "a\nrm", "mnist"]), 2, &["--partition \"a\\nrm\"", "hint: sinfo -s"]);
     check(&dry(&["--sbatch", "account=lab", "mnist"]), 2, &["with its dashes"]);
 }

@@ -6,6 +6,7 @@ use super::{PHALANX, TRAIN, losses, srun, until};
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Stdio;
 
 #[test]
@@ -128,4 +129,58 @@ fn tasks_and_nodes_that_do_not_fit_are_told() {
     let pid = nix::unistd::Pid::from_raw(submit.id() as i32);
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
     assert_eq!(submit.wait().unwrap().code(), Some(130));
+}
+
+/// A `scontrol` that says these, one after the other, and the last for good; what it is asked with `write` is its script.
+fn controller(folder: &Path, said: &[&str], script: &str) -> String {
+    fs::write(folder.join("script"), script).unwrap();
+    for (number, said) in said.iter().enumerate() {
+        fs::write(folder.join(format!("said-{number}")), said).unwrap();
+    }
+    let last = said.len() - 1;
+    let dir = folder.display();
+    let text = format!(
+        "#!/bin/sh\ncd {dir}\n[ $1 = write ] && exec cat script\nn=$(cat asked 2>/dev/null || echo 0)\n\
+         echo $((n < {last} ? n + 1 : n)) > asked\nexec cat said-$n\n"
+    );
+    fs::write(folder.join("scontrol"), text).unwrap();
+    fs::set_permissions(folder.join("scontrol"), fs::Permissions::from_mode(0o755)).unwrap();
+    format!("{dir}:/usr/bin:/bin")
+}
+
+#[test]
+fn what_a_job_of_an_array_came_to_counts_when_the_controller_has_forgotten_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = |task: u32, state: &str, code: u32| {
+        format!(
+            "JobId={task} ArrayJobId=7 ArrayTaskId={task} JobName=x JobState={state} Reason=None ExitCode={code}:0 NodeList=n1\n"
+        )
+    };
+    let first = job(0, "FAILED", 9) + &job(1, "RUNNING", 0);
+    let path =
+        controller(folder.path(), &[&first, &job(1, "RUNNING", 0), &job(1, "COMPLETED", 0)], "#!/bin/sh\n");
+    let out = phalanx(folder.path()).env("PATH", path).args(["slurm", "follow", "7"]).output().unwrap();
+    let said = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(9), "{said}");
+    assert!(said.contains("job 7_0: failed with exit code 9") && said.contains("job 7_1: is done"), "{said}");
+}
+
+#[test]
+fn the_run_of_a_job_is_followed_by_its_script() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut dry = phalanx(folder.path());
+    let dry =
+        dry.args(["slurm", "submit", "--dry-run", "--out", "it's here", "mnist-mini"]).output().unwrap();
+    let mut train = phalanx(folder.path());
+    train.args(["train", "mnist-mini", "--steps", "3", "--batch-size", "8", "--out", "it's here"]);
+    assert_eq!(train.output().unwrap().status.code(), Some(0));
+    let said = format!(
+        "JobId=7 JobName=x JobState=FAILED Reason=None ExitCode=0:9 NodeList=n1 WorkDir={} Power=\n",
+        folder.path().display()
+    );
+    let path = controller(folder.path(), &[&said], &text(&dry.stdout));
+    let out = phalanx(folder.path()).env("PATH", path).args(["slurm", "follow", "7"]).output().unwrap();
+    let said = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(137), "{said}");
+    assert!(said.contains("job 7: was ended by signal 9 (SIGKILL)") && said.contains("done in "), "{said}");
 }

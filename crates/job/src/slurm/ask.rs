@@ -15,6 +15,10 @@ const LOOK: Duration = Duration::from_millis(2);
 /// How long what it has printed may take to arrive once it has ended.
 const LAST: Duration = Duration::from_secs(5);
 
+/// What Slurm's commands are told of the cluster, and not of a job.
+const OF_SITE: [&str; 5] =
+    ["SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT"];
+
 /// Why Slurm doesn't answer.
 #[derive(Debug, Error)]
 pub enum AskError {
@@ -54,18 +58,35 @@ pub enum AskError {
 
 /// What a command of Slurm prints that is given this on its standard input. It is killed after `patience`.
 pub fn ask(command: &str, args: &[&str], input: &str, patience: Duration) -> Result<String, AskError> {
+    answer(command, Command::new(command).args(args), input, patience)
+}
+
+/// The same of a command that begins something of its own, where this process may be part of a job: what that was told of itself, as how
+/// many tasks it has, would be taken for what is asked for.
+pub fn ask_outside(
+    command: &str,
+    args: &[&str],
+    input: &str,
+    patience: Duration,
+) -> Result<String, AskError> {
+    let mut outside = Command::new(command);
+    if std::env::var_os("SLURM_JOB_ID").is_some() {
+        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        for name in names.filter(|name| name.starts_with("SLURM_") && !OF_SITE.contains(&name.as_str())) {
+            outside.env_remove(name);
+        }
+    }
+    answer(command, outside.args(args), input, patience)
+}
+
+fn answer(command: &str, run: &mut Command, input: &str, patience: Duration) -> Result<String, AskError> {
     let name = || command.to_owned();
     let not_run = |source: io::Error| match source.kind() {
         io::ErrorKind::NotFound => AskError::Absent { command: name() },
         _ => AskError::NotRun { command: name(), source },
     };
-    let mut child = Command::new(command)
-        .args(args)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(not_run)?;
+    let mut child =
+        run.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(not_run)?;
     let (mut stdin, input) = (child.stdin.take().expect("it is piped"), input.to_owned());
     let (out, err) = (child.stdout.take().expect("it is piped"), child.stderr.take().expect("it is piped"));
     // What is longer than a pipe would be waited for at both ends.

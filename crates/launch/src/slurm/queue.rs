@@ -1,6 +1,6 @@
 //! What the controller says of a job: where it stands, why it waits, how it ended.
 
-use phalanx_job::slurm::{AskError, ask};
+use phalanx_job::slurm::{AskError, ask, ask_outside};
 use std::fmt;
 use std::time::Duration;
 
@@ -18,6 +18,8 @@ pub struct JobView {
     pub reason: Option<String>,
     /// Its exit code, once it has one.
     pub exit_code: i32,
+    /// The signal that ended its script, or 0.
+    pub signal: i32,
     /// The nodes that it has.
     pub nodes: Option<String>,
     /// Where its script's output goes.
@@ -73,7 +75,7 @@ impl fmt::Display for Unfit {
 
 /// Submits a script, and gives the job's number.
 pub fn submit(script: &str) -> Result<String, AskError> {
-    let said = ask("sbatch", &["--parsable"], script, PATIENCE)?;
+    let said = ask_outside("sbatch", &["--parsable"], script, PATIENCE)?;
     // On a cluster among several its name follows the number.
     let job = said.trim().split(';').next().unwrap_or_default().to_owned();
     match job.is_empty() || !job.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -91,6 +93,11 @@ pub fn look(job: &str) -> Result<Vec<JobView>, AskError> {
         Err(AskError::Refused { said, .. }) if said.contains("Invalid job id") => Ok(Vec::new()),
         Err(error) => Err(error),
     }
+}
+
+/// The script of a job of this user's; of an array's, too.
+pub fn script(job: &str) -> Result<String, AskError> {
+    ask("scontrol", &["write", "batch_script", job, "-"], "", PATIENCE)
 }
 
 /// Cancels a job.
@@ -135,6 +142,11 @@ fn view(line: &str) -> Option<JobView> {
         (!["", "(null)", "None", "Unknown", "N/A"].contains(&value)).then(|| value.to_owned())
     };
     let number = get("JobId")?;
+    let (code, signal) = get("ExitCode")
+        .and_then(|code| {
+            code.split_once(':').and_then(|(code, signal)| Some((code.parse().ok()?, signal.parse().ok()?)))
+        })
+        .unwrap_or((0, 0));
     let job = match (get("ArrayJobId"), get("ArrayTaskId")) {
         (Some(array), Some(task)) => format!("{array}_{task}"),
         _ => number,
@@ -143,7 +155,8 @@ fn view(line: &str) -> Option<JobView> {
         job,
         state: get("JobState")?,
         reason: get("Reason"),
-        exit_code: get("ExitCode").and_then(|code| code.split(':').next()?.parse().ok()).unwrap_or(0),
+        exit_code: code,
+        signal,
         nodes: get("NodeList"),
         output: get("StdOut"),
         restarts: get("Restarts").and_then(|n| n.parse().ok()).unwrap_or(0),
@@ -202,12 +215,12 @@ mod tests {
     #[test]
     fn what_scontrol_says_is_read() {
         let line = "JobId=7 JobName=a b c=d UserId=root(0) GroupId=root(0) Priority=429 JobState=PENDING Reason=Resources Dependency=(null) \
-                    Requeue=1 Restarts=2 BatchFlag=1 ExitCode=75:0 StartTime=2026-11-22T12:00:00 NodeList=n[1-2] TRES=cpu=2,node=2 \
+                    Requeue=1 Restarts=2 BatchFlag=1 ExitCode=75:9 StartTime=2026-11-22T12:00:00 NodeList=n[1-2] TRES=cpu=2,node=2 \
                     Command=(null) WorkDir=/home/u/some place StdErr=/x StdOut=/home/u/some place/out-7.txt Power=";
         let job = view(line).unwrap();
         assert_eq!(
-            (job.job.as_str(), job.state.as_str(), job.exit_code, job.restarts),
-            ("7", "PENDING", 75, 2)
+            (job.job.as_str(), job.state.as_str(), job.exit_code, job.signal, job.restarts),
+            ("7", "PENDING", 75, 9, 2)
         );
         assert_eq!(job.reason.as_deref(), Some("Resources"));
         assert_eq!(job.nodes.as_deref(), Some("n[1-2]"));

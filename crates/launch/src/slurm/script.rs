@@ -4,7 +4,7 @@
 //! with code 75. The script then has itself requeued: the same job, from the top, whose run goes on with `--resume`. Everything that a
 //! reader of the script could wonder about stands in it as a comment.
 
-use crate::shell::quoted;
+use crate::shell::{quoted, unquoted};
 use phalanx_job::DRAINED;
 use phalanx_job::slurm::written;
 use std::fmt::Write;
@@ -18,6 +18,10 @@ const AHEAD: u64 = 90;
 const TERMINATED: u8 = 143;
 /// How often a job has itself requeued.
 const MOST_REQUEUES: u32 = 100;
+
+/// How often, and after how many seconds, the controller is asked for that.
+const TRIES: u32 = 24;
+const BETWEEN: u32 = 5;
 
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,7 +69,7 @@ impl Submission {
         self.nodes.0 < self.nodes.1
     }
 
-    /// The run directory of the job of this number, by which Slurm also writes those of an array: `7_3`.
+    /// The run directory of the job of this number, by which Slurm also writes those of an array: `7_3`, or `7_%a` for whichever.
     pub fn run_dir(&self, job: &str) -> String {
         match (&self.out, job.split_once('_')) {
             (Some(out), Some((_, task))) => format!("{out}/{task}"),
@@ -73,6 +77,22 @@ impl Submission {
             (None, _) => format!("runs/{}-{job}", self.name),
         }
     }
+}
+
+/// What the second line of each begins with.
+const WRITTEN: &str = "# Written by `phalanx slurm submit`: ";
+
+/// The run directory that a script of ours gives the job of this number; none if it is somebody else's.
+pub fn run_dir(script: &str, job: &str) -> Option<String> {
+    script.lines().nth(1).filter(|line| line.starts_with(WRITTEN))?;
+    let out = script.lines().find_map(|line| line.strip_prefix("out="))?;
+    if let Some(stem) = out.strip_suffix("-$job") {
+        return Some(format!("{stem}-{job}"));
+    }
+    Some(match (out.strip_suffix("/$SLURM_ARRAY_TASK_ID"), job.split_once('_')) {
+        (Some(out), Some((_, task))) => format!("{}/{task}", unquoted(out)),
+        _ => unquoted(out),
+    })
 }
 
 /// Its script.
@@ -84,10 +104,7 @@ pub fn script(job: &Submission) -> String {
         let _ = writeln!(text, "{line}");
     };
     line("#!/bin/bash");
-    line(&format!(
-        "# Written by `phalanx slurm submit`: an agent on each node, which starts {} there.",
-        workers(&job.workers)
-    ));
+    line(&format!("{WRITTEN}an agent on each node, which starts {} there.", workers(&job.workers)));
     for option in directives(job) {
         line(&format!("#SBATCH {option}"));
     }
@@ -115,13 +132,20 @@ pub fn script(job: &Submission) -> String {
         line("[ ! -s \"$out/exit-code\" ] || code=$(cat \"$out/exit-code\")");
     }
     line("");
+    line("# A controller that is just being restarted takes no requests.");
+    line("requeue() {");
+    line(&format!(
+        "    for try in {{1..{TRIES}}}; do scontrol requeue \"$job\" && return; sleep {BETWEEN}; done"
+    ));
+    line("}");
+    line("");
     line(&format!(
         "# {DRAINED}: the time was nearly up, or the machine is wanted back; the run goes on where it has stopped."
     ));
     line(&format!(
         "if [ $code = {DRAINED} ] && [ \"${{SLURM_RESTART_COUNT:-0}}\" -lt {MOST_REQUEUES} ]; then"
     ));
-    line("    scontrol requeue \"$job\"");
+    line("    requeue");
     line("fi");
     line("");
     line(&format!(
@@ -131,7 +155,7 @@ pub fn script(job: &Submission) -> String {
     line(&format!(
         "if [ $code = {TERMINATED} ] && scontrol show job \"$job\" | grep -q 'PreemptTime=[0-9]'; then"
     ));
-    line("    scontrol requeue \"$job\"");
+    line("    requeue");
     line("fi");
     line("exit $code");
     text
@@ -157,8 +181,18 @@ fn directives(job: &Submission) -> Vec<String> {
     all.push(format!("--output={}", if job.array.is_some() { "%x-%A_%a.out" } else { "%x-%j.out" }));
     // A node that is lost would take the whole job with it.
     all.extend(job.is_elastic().then(|| "--no-kill".to_owned()));
-    all.extend(job.options.iter().cloned());
+    all.extend(job.options.iter().map(|option| whole(option)));
     all
+}
+
+/// An option whose value is one word to sbatch, too.
+fn whole(option: &str) -> String {
+    match option.split_once('=') {
+        Some((name, value)) if !name.contains(' ') && value.contains(' ') && !value.contains(['"', '\'']) => {
+            format!("{name}=\"{value}\"")
+        }
+        _ => option.to_owned(),
+    }
 }
 
 /// The step, a line a part.
@@ -183,7 +217,7 @@ fn srun(job: &Submission) -> Vec<String> {
     };
     let phalanx = quoted(&job.phalanx);
     let agent = format!(
-        "{phalanx} run{nodes} --nproc-per-node={} --max-restarts={} --out \"$out\"{code} --",
+        "{phalanx} run{nodes} --nproc-per-node={} --max-restarts={} --out=\"$out\"{code} --",
         job.workers, job.max_restarts
     );
     let (command, typed) = match &job.work {
@@ -193,7 +227,7 @@ fn srun(job: &Submission) -> Vec<String> {
     let words = typed.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
     let mut command = format!("{command} {words}").trim().to_owned();
     if let Work::Train(typed) = &job.work {
-        command.push_str(" --resume --out \"$out\"");
+        command.push_str(" --resume --out=\"$out\"");
         if job.array.is_some() && !typed.iter().any(|word| word.starts_with("--seed")) {
             // Jobs of an array differ in something.
             command.push_str(" --seed \"$SLURM_ARRAY_TASK_ID\"");
@@ -256,19 +290,24 @@ out=runs/mnist-$job
 
 # Nodes find each other by what Slurm tells each task: no addresses, ports or ranks are needed here.
 srun --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 --wait=60 \
-    /opt/phalanx run --nproc-per-node=8 --max-restarts=3 --out "$out" -- \
-    /opt/phalanx train mnist --epochs 9 --resume --out "$out"
+    /opt/phalanx run --nproc-per-node=8 --max-restarts=3 --out="$out" -- \
+    /opt/phalanx train mnist --epochs 9 --resume --out="$out"
 code=$?
+
+# A controller that is just being restarted takes no requests.
+requeue() {
+    for try in {1..24}; do scontrol requeue "$job" && return; sleep 5; done
+}
 
 # 75: the time was nearly up, or the machine is wanted back; the run goes on where it has stopped.
 if [ $code = 75 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 100 ]; then
-    scontrol requeue "$job"
+    requeue
 fi
 
 # 143: SIGTERM has ended it. If others take the nodes, Slurm counts that as the end of the job, unless
 # it is requeued now; scancel is left to be the end.
 if [ $code = 143 ] && scontrol show job "$job" | grep -q 'PreemptTime=[0-9]'; then
-    scontrol requeue "$job"
+    requeue
 fi
 exit $code
 "#;
@@ -282,7 +321,7 @@ exit $code
             cores: Some(16),
             gpus: 0,
             array: Some("0-15%4".into()),
-            options: vec!["--account=lab".into()],
+            options: vec!["--account=lab".into(), "--comment=two words".into()],
             out: Some("it's here".into()),
             time: Some(Duration::from_secs(60)),
             ..job()
@@ -293,13 +332,14 @@ exit $code
             "#SBATCH --cpus-per-task=16\n",
             "#SBATCH --no-kill\n",
             "#SBATCH --account=lab\n",
+            "#SBATCH --comment=\"two words\"\n",
             "#SBATCH --array=0-15%4\n",
             "#SBATCH --output=%x-%A_%a.out\n",
             "job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID\n",
             r"out='it'\''s here'/$SLURM_ARRAY_TASK_ID",
             "srun --ntasks-per-node=1 --cpus-per-task=$SLURM_CPUS_PER_TASK --no-kill --kill-on-bad-exit=0 \\\n",
             "run --nnodes=1:4 --nproc-per-node=8",
-            "--out \"$out\" --exit-code-to \"$out/exit-code\" -- ",
+            "--out=\"$out\" --exit-code-to \"$out/exit-code\" -- ",
             "--seed \"$SLURM_ARRAY_TASK_ID\"",
         ];
         parts.iter().for_each(|part| assert!(text.contains(part), "{part} is missing:\n{text}"));
@@ -308,8 +348,19 @@ exit $code
             .for_each(|part| assert!(!text.contains(part), "{part} is in:\n{text}"));
         let program = Submission { work: Work::Program(vec!["./train".into(), "a b".into()]), ..job() };
         let text = script(&program);
-        assert!(text.contains("--out \"$out\" -- \\\n    ./train 'a b'\n"), "{text}");
+        assert!(text.contains("--out=\"$out\" -- \\\n    ./train 'a b'\n"), "{text}");
         assert!(!text.contains("--signal"), "a program that doesn't know it would die of it:\n{text}");
+    }
+
+    #[test]
+    fn the_run_directory_is_read_from_a_script() {
+        for (out, array) in [(None, false), (None, true), (Some("it's here"), false), (Some("/a b"), true)] {
+            let array = array.then(|| "0-3".to_owned());
+            let number = if array.is_some() { "7_3" } else { "7" };
+            let job = Submission { out: out.map(str::to_owned), array, ..job() };
+            assert_eq!(run_dir(&script(&job), number), Some(job.run_dir(number)));
+        }
+        assert_eq!(run_dir("#!/bin/bash\nout=runs\n", "7"), None);
     }
 
     #[test]

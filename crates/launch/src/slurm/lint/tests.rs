@@ -289,7 +289,14 @@ fn no_script_is_too_mad() {
 #[test]
 fn quotes_go_on_over_lines() {
     let two = "#SBATCH --nodes=2";
-    let script = ["srun bash -c '", "  # it has two", "  cd work", "  torchrun --nproc_per_node=8 \\", "    t.py", "'"];
+    let script = [
+        "srun bash -c '",
+        "  # it has two",
+        "  cd work",
+        "  torchrun --nproc_per_node=8 \\",
+        "    t.py",
+        "'",
+    ];
     assert_eq!(found(&[&[two], &script[..]].concat()), []);
     // What they are given to has its mistakes all the same, in its line, and what stands behind them is read as ever.
     let alone = ["bash -c \"", "torchrun t.py", "\"", "python train.py"];
