@@ -116,8 +116,7 @@ pub struct Fleet {
     membership: Option<(Generation, Vec<Rank>)>,
     /// How many coordinators there were before.
     term: u32,
-    /// When nodes were found to be silent, and when they last knew of the others.
-    silent: Vec<(Instant, Instant)>,
+    silent: Vec<Silent>,
     /// After this end was deaf for long, until when those that are gone may have gone to another coordinator.
     deaf_until: Option<Instant>,
     /// When each of its workers was started, after the run began, by the rank that it was started with.
@@ -140,6 +139,16 @@ struct Member {
     stage: Stage,
     /// Whether it goes as soon as its workers have ended.
     leaves: bool,
+}
+
+/// A node that fell silent.
+#[derive(Debug)]
+struct Silent {
+    /// By which it is known.
+    standby: SocketAddr,
+    found: Instant,
+    /// When it last knew of the others.
+    knew_at: Instant,
 }
 
 #[derive(Debug)]
@@ -283,6 +292,8 @@ impl Fleet {
             todo.push(Order::Drop(before));
             self.gone(now, before, "its agent came anew".into(), todo);
         }
+        // Who comes anew goes on nowhere else.
+        self.silent.retain(|silent| silent.standby != node.standby);
         let here: Vec<&Node> = self.members.values().map(|member| &member.node).collect();
         let clock_ms = self.began.1 + self.since_start(now).as_millis() as u64;
         if let Err(reason) = admit::admit(&self.terms, &here, clock_ms, &node) {
@@ -316,7 +327,7 @@ impl Fleet {
         member.heard = now;
         match said {
             FromAgent::Join(_) | FromAgent::Return(_) | FromAgent::Elsewhere { .. } | FromAgent::Beat => {}
-            FromAgent::Moved => self.depose(id, todo),
+            FromAgent::Moved { to } => self.depose(id, to, todo),
             FromAgent::Finished { generation, rank } if self.runs(id, generation) => {
                 todo.push(Order::Forget(generation, rank));
             }

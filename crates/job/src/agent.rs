@@ -30,7 +30,10 @@ pub enum FromAgent {
     /// It is alive.
     Beat,
     /// It is led by another coordinator from now on.
-    Moved,
+    Moved {
+        /// From there, after so many coordinators, where that goes on with the run.
+        to: Option<(SocketAddr, u32)>,
+    },
     /// The run is led from there. The only message of who leads it, to where nodes that come look for the first.
     Elsewhere {
         /// Where.

@@ -25,6 +25,10 @@ pub mod names {
     pub const MAX_RESTARTS: &str = "TORCHELASTIC_MAX_RESTARTS";
     pub const RUN_ID: &str = "TORCHELASTIC_RUN_ID";
     pub const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
+    /// The names of the signals that end the run, for programs that ask which those are.
+    pub const SIGNALS_TO_HANDLE: &str = "TORCHELASTIC_SIGNALS_TO_HANDLE";
+    /// `1` where a rank of a PyTorch program that waits for NCCL is to end once that has failed.
+    pub const NCCL_ERRORS: &str = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
     pub const OMP_NUM_THREADS: &str = "OMP_NUM_THREADS";
     /// Address of the coordinator.
     pub const COORDINATOR: &str = "PHALANX_COORDINATOR";

@@ -85,6 +85,14 @@ pub enum Error {
         /// What happened.
         reason: String,
     },
+    /// The others took this agent's node for lost, and have gone on without it.
+    #[error("the coordinator at {address}: {reason}")]
+    GivenUp {
+        /// Where they are led from.
+        address: SocketAddr,
+        /// In words.
+        reason: String,
+    },
     /// The coordinator doesn't take this worker.
     #[error("the coordinator at {address} refused this worker: {reason}")]
     Refused {

@@ -194,9 +194,10 @@ impl Agent<'_> {
                 Next::Begin(seat) => seat,
                 Next::Over(over) => return Ok(over),
             };
-            if let Some(error) = self.play(seat)? {
-                // Who asked for the end gets it, whoever is gone by then.
-                return Ok(self.asked.map_or(Over::Alone(error), Over::Left));
+            if let Some(error) = self.play(seat)?
+                && let Some(over) = self.join_anew(error)?
+            {
+                return Ok(over);
             }
             if let Some(signal) = self.asked.filter(|_| self.may_go()) {
                 return Ok(Over::Left(signal));
@@ -244,14 +245,16 @@ impl Agent<'_> {
                 News::Fleet(ToAgent::Refused { reason }) => return Err(LaunchError::Refused { reason }),
                 News::Fleet(ToAgent::Told { words }) => self.crew.tell(Report::Told { words }),
                 News::Fleet(ToAgent::Standing(standing)) => self.heed_standing(*standing),
-                News::Fleet(ToAgent::Elsewhere { address }) => led = self.go_elsewhere(address),
+                News::Fleet(ToAgent::Elsewhere { address }) => {
+                    led = self.go_elsewhere(address, "the run goes on elsewhere: joining it");
+                }
                 News::Fleet(ToAgent::Farewell) => {
                     if let Some(signal) = self.asked {
                         return Ok(Next::Over(Over::Left(signal)));
                     }
                 }
                 News::Alone(from, error) if from == self.link.coordinator() => led = self.search(error),
-                News::Found(found) => led = found.and_then(|found| self.follow(*found)),
+                News::Found(found, standby) => led = self.heed_search(found, standby),
                 News::Signal(signal) if self.asked.is_some() => return Ok(Next::Over(Over::Left(signal))),
                 News::Signal(signal) => {
                     self.crew.watch.asked();
@@ -400,8 +403,8 @@ impl Agent<'_> {
                 };
                 return Ok(Some(self.be_alone(error)));
             }
-            Ok(News::Found(found)) => {
-                let Err(error) = found.and_then(|found| self.follow(*found)) else {
+            Ok(News::Found(found, standby)) => {
+                let Err(error) = self.heed_search(found, standby) else {
                     given.coordinator = self.link.coordinator();
                     return Ok(None);
                 };

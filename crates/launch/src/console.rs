@@ -32,6 +32,48 @@ pub(crate) fn outlet<T: Send + 'static>(
     Ok(sender)
 }
 
+/// Writes so that it is seen, whether or not it ends a line.
+fn whole(mut to: impl Write, bytes: &[u8]) -> std::io::Result<()> {
+    to.write_all(bytes)?;
+    to.flush()
+}
+
+/// Where the console's next character goes.
+#[derive(Default)]
+struct Cursor {
+    /// Who has written a line that isn't ended, by what stands before each of its lines.
+    open: Option<Arc<str>>,
+    /// Whether that is at its beginning again, by a carriage return.
+    has_returned: bool,
+}
+
+impl Cursor {
+    /// A worker's line, or a piece of one, as it is shown: with its prefix at each beginning, and not in another's line.
+    fn write(&mut self, prefix: &Arc<str>, piece: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(prefix.len() + piece.len());
+        let is_own = self.open.as_ref().is_some_and(|open| Arc::ptr_eq(open, prefix));
+        let (mut begins, mut has_returned) = (true, false);
+        if is_own {
+            (begins, has_returned) = (self.has_returned, self.has_returned);
+        } else if self.open.is_some() && !piece.starts_with(b"\r") {
+            bytes.push(b'\n');
+        }
+        for part in piece.split_inclusive(|&byte| byte == b'\n' || byte == b'\r') {
+            // A line may end with both, and begin with a return.
+            let is_bare = part == b"\r" || (part == b"\n" && has_returned);
+            if begins && !is_bare {
+                bytes.extend_from_slice(prefix.as_bytes());
+            }
+            bytes.extend_from_slice(part);
+            has_returned = part.ends_with(b"\r");
+            begins = has_returned || part.ends_with(b"\n");
+        }
+        self.open = (!piece.ends_with(b"\n")).then(|| Arc::clone(prefix));
+        self.has_returned = has_returned;
+        bytes
+    }
+}
+
 /// The way of the workers' lines to the console.
 #[derive(Clone)]
 pub(crate) struct Lines {
@@ -60,14 +102,14 @@ impl Lines {
             Console::Lines { prefix, .. } => prefix.clone(),
             Console::FirstRank => None,
         };
+        let mut cursor = Cursor::default();
         let queue =
-            outlet("phalanx-console", news, |(prefix, stream, line): (Arc<str>, Stream, Vec<u8>)| {
-                let mut bytes = prefix.as_bytes().to_vec();
-                bytes.extend_from_slice(&line);
+            outlet("phalanx-console", news, move |(prefix, stream, line): (Arc<str>, Stream, Vec<u8>)| {
+                let bytes = cursor.write(&prefix, &line);
                 // A console that is gone (a closed pipe) doesn't end the run.
                 let _ = match stream {
-                    Stream::Out => std::io::stdout().lock().write_all(&bytes),
-                    Stream::Err => std::io::stderr().lock().write_all(&bytes),
+                    Stream::Out => whole(std::io::stdout().lock(), &bytes),
+                    Stream::Err => whole(std::io::stderr().lock(), &bytes),
                 };
             })?;
         Ok(Lines {
@@ -98,5 +140,30 @@ impl Lines {
     /// What waits for the console.
     pub(crate) fn backlog(&self) -> &Backlog {
         &self.backlog
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_have_their_prefix_and_are_in_no_others() {
+        let check = |pieces: &[(usize, &str)], want: &str| {
+            let prefixes: [Arc<str>; 2] = ["a: ".into(), "b: ".into()];
+            let mut cursor = Cursor::default();
+            let shown =
+                pieces.iter().flat_map(|(who, piece)| cursor.write(&prefixes[*who], piece.as_bytes()));
+            assert_eq!(String::from_utf8(shown.collect()).unwrap(), want, "{pieces:?}");
+        };
+        check(&[(0, "one\n"), (1, "two\n"), (0, "\n")], "a: one\nb: two\na: \n");
+        // A prompt, and its answer.
+        check(&[(0, "name? "), (0, "x\n"), (0, "y\n")], "a: name? x\na: y\n");
+        check(&[(0, "name? "), (1, "two\n"), (0, "x\n")], "a: name? \nb: two\na: x\n");
+        // Bars write over themselves, and over each other, which is what they do without anybody between.
+        check(&[(0, "\r 1%"), (0, "\r 2%"), (0, "\n")], "\ra:  1%\ra:  2%\n");
+        check(&[(0, " 1%\r"), (0, " 2%\r\n"), (0, "x\n")], "a:  1%\ra:  2%\r\na: x\n");
+        check(&[(0, "\r 1%"), (1, "\r 1%"), (0, "x\n")], "\ra:  1%\rb:  1%\na: x\n");
+        check(&[(0, "x\r"), (0, "\n"), (0, "x\r\n\r\n")], "a: x\r\na: x\r\n\r\n");
     }
 }

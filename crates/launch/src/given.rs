@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 
 /// What every worker of a run is told.
 pub(crate) struct Given<'a> {
@@ -35,6 +36,12 @@ pub(crate) struct Given<'a> {
 }
 
 impl Given<'_> {
+    /// Where a worker that fails may say why, as PyTorch's programs do.
+    pub(crate) fn error_file(&self, local: usize) -> PathBuf {
+        let name = format!("{}.error.json", self.rank(local));
+        self.logs.path().join("logs").join(self.folder.to_string()).join(name)
+    }
+
     /// The rank of the worker of this number on this machine.
     pub(crate) fn rank(&self, local: usize) -> Rank {
         Rank(self.seat.first_rank + local as u32)
@@ -48,8 +55,6 @@ pub(crate) fn variables(given: &Given<'_>, local: usize) -> Vec<(&'static str, S
         LocalRank::Counted => (local.to_string(), None),
         LocalRank::Virtual { variable, devices } => ("0".into(), Some((*variable, devices[local].clone()))),
     };
-    let error_file =
-        given.logs.path().join("logs").join(given.folder.to_string()).join(format!("{rank}.error.json"));
     let mut variables: Vec<(&str, String)> = vec![
         (names::RANK, rank.to_string()),
         (names::LOCAL_RANK, local_rank),
@@ -65,7 +70,10 @@ pub(crate) fn variables(given: &Given<'_>, local: usize) -> Vec<(&'static str, S
         (names::RESTART_COUNT, given.restarts.to_string()),
         (names::MAX_RESTARTS, spec.max_restarts.to_string()),
         (names::RUN_ID, spec.run_id.clone()),
-        (names::ERROR_FILE, error_file.display().to_string()),
+        (names::ERROR_FILE, given.error_file(local).display().to_string()),
+        (names::SIGNALS_TO_HANDLE, spec.ending_signals.to_string()),
+        // Another launcher's would have rank 0 wait for a store of its agent.
+        (names::AGENT_STORE, "False".into()),
         (names::COORDINATOR, given.coordinator.to_string()),
         // Said in any case, as below: another launcher's would be in this one's own environment.
         (names::COORDINATOR_FD, given.whereabouts.map_or(String::new(), |fd| fd.to_string())),
@@ -82,8 +90,16 @@ pub(crate) fn variables(given: &Given<'_>, local: usize) -> Vec<(&'static str, S
     variables.extend(device);
     // Said in any case: what this launcher's own environment asks for is no more than what it does.
     variables.push((names::TLS, u8::from(spec.tls).to_string()));
-    if std::env::var_os(names::OMP_NUM_THREADS).is_none() {
-        variables.push((names::OMP_NUM_THREADS, given.threads.to_string()));
+    let mut unless_set = |name, value| {
+        if std::env::var_os(name).is_none() {
+            variables.push((name, value));
+        }
+    };
+    unless_set(names::OMP_NUM_THREADS, given.threads.to_string());
+    unless_set(names::NCCL_ERRORS, "1".into());
+    // A debugger that reads nothing ends its worker, and the run, before the one that has the terminal is asked anything.
+    if spec.stdin.is_some_and(|reads| reads != local) {
+        unless_set("PYTHONBREAKPOINT", "0".into());
     }
     variables
 }

@@ -30,6 +30,7 @@ mod numa;
 mod output;
 mod prefix;
 mod restart;
+mod said;
 pub mod shell;
 mod signals;
 pub mod slurm;

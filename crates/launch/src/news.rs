@@ -3,7 +3,7 @@
 use crate::agent::Found;
 use nix::sys::signal::Signal;
 use nix::sys::wait::WaitStatus;
-use phalanx_coord::Notice;
+use phalanx_coord::{Coordinator, Notice};
 use phalanx_job::{DRAINED, ToAgent};
 use phalanx_wire::Generation;
 use std::fmt;
@@ -24,8 +24,8 @@ pub(crate) enum News {
     Fleet(ToAgent),
     /// The coordinator there is gone, and this is how that was seen.
     Alone(SocketAddr, phalanx_job::Error),
-    /// Who leads the run on, or why this node has no part in it any more.
-    Found(Result<Box<Found>, phalanx_job::Error>),
+    /// Who leads the run on, or why this node has no part in it any more, and then what would have led it here.
+    Found(Result<Box<Found>, phalanx_job::Error>, Option<Coordinator>),
     /// Where a worker hangs is written down in this file, if it could be.
     Stack(Berth, Option<PathBuf>),
     /// From the coordinator, about a worker of this generation.

@@ -1,4 +1,5 @@
-//! What the workers write: into their logs, and on in whole lines.
+//! What the workers write: into their logs, and on in whole lines, or what there is of one that isn't ended at once, as a progress bar or a
+//! prompt.
 
 use crate::prefix::Prefix;
 use crate::stamp::{LogTimes, Stamper, stamp};
@@ -6,10 +7,10 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{PipeReader, Read, Write};
+use std::io::{ErrorKind, PipeReader, Read, Write};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Once};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// What is shown of the workers' output; all of it is in the logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,8 +68,12 @@ pub(crate) enum Stream {
 
 /// How many of a worker's last lines are kept for the report.
 const KEPT_LINES: usize = 12;
-/// A longer line is passed on in pieces.
-const MAX_LINE: usize = 1 << 16;
+/// How much is read at once.
+const READ: usize = 1 << 16;
+/// A longer line is passed on in pieces, between which others may be shown.
+const MAX_LINE: usize = 1 << 20;
+/// What has no end by then is passed on as it is.
+const LINE_TIME: Duration = Duration::from_millis(100);
 /// What is still taken from a stream once the run is over: as much as a pipe holds.
 const LAST_BYTES: usize = 1 << 16;
 
@@ -79,25 +84,36 @@ pub(crate) struct WorkerStream {
     /// Closed at its other end when the run is over.
     over: Arc<PipeReader>,
     last_bytes: usize,
+    /// Whether it hasn't been said that nothing more came at once.
+    is_new: bool,
 }
 
 impl WorkerStream {
     pub(crate) fn new(pipe: PipeReader, over: Arc<PipeReader>) -> WorkerStream {
-        WorkerStream { pipe, over, last_bytes: LAST_BYTES }
+        WorkerStream { pipe, over, last_bytes: LAST_BYTES, is_new: false }
     }
 }
 
+/// Where nothing follows what was read for [`LINE_TIME`], that is said once by an error, `WouldBlock`.
 impl Read for WorkerStream {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let mut ends = [
             PollFd::new(self.pipe.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.over.as_fd(), PollFlags::empty()),
         ];
-        while let Err(error) = poll(&mut ends, PollTimeout::NONE) {
-            if error != Errno::EINTR {
-                return Err(error.into());
+        loop {
+            let limit = PollTimeout::try_from(LINE_TIME).ok().filter(|_| self.is_new);
+            match poll(&mut ends, limit.unwrap_or(PollTimeout::NONE)) {
+                Ok(0) => {
+                    self.is_new = false;
+                    return Err(ErrorKind::WouldBlock.into());
+                }
+                Err(Errno::EINTR) => {}
+                Err(error) => return Err(error.into()),
+                Ok(_) => break,
             }
         }
+        self.is_new = true;
         let [readable, over] = ends.map(|end| end.any().unwrap_or(true));
         if !readable {
             return Ok(0);
@@ -112,17 +128,32 @@ impl Read for WorkerStream {
 /// Whether it was said that a log can't be written.
 static UNWRITTEN: Once = Once::new();
 
-/// Reads a stream to its end: what comes goes into the log at once, and each line, when it is whole, to `line`.
+/// Reads a stream to its end: what comes goes into the log at once, and each line to `show`, whole where it comes at once. The last has an
+/// end in any case.
 pub(crate) fn copy_lines(
     mut from: impl Read,
     mut log: File,
     times: LogTimes,
-    mut line: impl FnMut(Vec<u8>),
+    mut show: impl FnMut(Vec<u8>),
 ) -> std::io::Result<()> {
-    let (mut buffer, mut logged, mut shown) = (vec![0; MAX_LINE], Vec::new(), Vec::new());
+    let (mut buffer, mut logged, mut shown) = (vec![0; READ], Vec::new(), Vec::new());
     let (mut of_log, mut of_shown) = (Stamper::default(), Stamper::default());
+    let mut is_open = false;
+    let mut line = |shown: &mut Vec<u8>| {
+        let is_open = !shown.ends_with(b"\n");
+        show(std::mem::take(shown));
+        is_open
+    };
     loop {
-        let read = from.read(&mut buffer)?;
+        let read = match from.read(&mut buffer) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                if !shown.is_empty() {
+                    is_open = line(&mut shown);
+                }
+                continue;
+            }
+            read => read?,
+        };
         let (piece, time) = (&buffer[..read], stamp(SystemTime::now()));
         if times != LogTimes::Nowhere {
             logged.clear();
@@ -140,33 +171,50 @@ pub(crate) fn copy_lines(
                 LogTimes::Logs | LogTimes::Nowhere => shown.extend_from_slice(part),
             }
             if part.ends_with(b"\n") {
-                line(std::mem::take(&mut shown));
+                is_open = line(&mut shown);
             }
         }
-        if shown.len() >= MAX_LINE || (read == 0 && !shown.is_empty()) {
-            shown.push(b'\n');
-            line(std::mem::take(&mut shown));
-        }
         if read == 0 {
+            if is_open || !shown.is_empty() {
+                shown.push(b'\n');
+                line(&mut shown);
+            }
             return Ok(());
+        }
+        // A bar writes its line again and again.
+        if shown.len() >= MAX_LINE || shown.contains(&b'\r') {
+            is_open = line(&mut shown);
         }
     }
 }
 
 /// The last lines of one worker.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Tail(VecDeque<String>);
+pub(crate) struct Tail {
+    lines: VecDeque<String>,
+    /// Whether the last one isn't ended.
+    is_open: bool,
+}
 
 impl Tail {
-    pub(crate) fn push(&mut self, line: &[u8]) {
-        if self.0.len() == KEPT_LINES {
-            self.0.pop_front();
+    /// Adds a line, or a piece of one.
+    pub(crate) fn push(&mut self, piece: &[u8]) {
+        let begun = if std::mem::replace(&mut self.is_open, !piece.ends_with(b"\n")) {
+            self.lines.pop_back().unwrap_or_default()
+        } else {
+            String::new()
+        };
+        let text = begun + &String::from_utf8_lossy(piece);
+        // What stands before a carriage return is written over.
+        let text = text.trim_end_matches(['\n', '\r']).rsplit('\r').next().unwrap_or_default();
+        if self.lines.len() == KEPT_LINES {
+            self.lines.pop_front();
         }
-        self.0.push_back(String::from_utf8_lossy(line).trim_end().to_owned());
+        self.lines.push_back(text.chars().take(MAX_LINE).collect());
     }
 
     pub(crate) fn lines(&self) -> Vec<String> {
-        self.0.iter().cloned().collect()
+        self.lines.iter().map(|line| line.trim_end().to_owned()).collect()
     }
 }
 
@@ -181,7 +229,7 @@ mod tests {
         let mut tail = Tail::default();
         let text: String = (0..20).map(|i| format!("line {i}\n")).collect::<String>() + "no end";
         copy_lines(text.as_bytes(), File::create(&log).unwrap(), LogTimes::Nowhere, |line| {
-            assert!(line.ends_with(b"\n"));
+            assert!(line.ends_with(b"\n") || line == b"no end");
             tail.push(&line);
         })
         .unwrap();
@@ -222,6 +270,38 @@ mod tests {
                 assert_eq!(stamped > 0, times == LogTimes::Everywhere);
             }
         }
+    }
+
+    #[test]
+    fn what_is_written_over_is_no_line_and_pieces_are_one() {
+        let mut tail = Tail::default();
+        ["one\n", "\r 10%", "\r 20%", "\n", "name? ", "Ann\n", "\n", "50%\r"]
+            .iter()
+            .for_each(|piece| tail.push(piece.as_bytes()));
+        assert_eq!(tail.lines(), ["one", " 20%", "name? Ann", "", "50%"]);
+    }
+
+    #[test]
+    fn a_line_that_has_no_end_yet_is_passed_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = File::create(folder.path().join("log")).unwrap();
+        let (pipe, mut worker) = std::io::pipe().unwrap();
+        let (over, _run) = std::io::pipe().unwrap();
+        let (pieces, shown) = std::sync::mpsc::channel();
+        let from = WorkerStream::new(pipe, Arc::new(over));
+        let reader = std::thread::spawn(move || {
+            copy_lines(from, log, LogTimes::Logs, |piece| pieces.send(piece).unwrap())
+        });
+        let next = || shown.recv_timeout(Duration::from_secs(30)).unwrap();
+        for (written, wanted) in
+            [("name? ", "name? "), ("Ann\n", "Ann\n"), ("\r 1%", "\r 1%"), ("\r 2%", "\r 2%")]
+        {
+            worker.write_all(written.as_bytes()).unwrap();
+            assert_eq!(next(), wanted.as_bytes());
+        }
+        drop(worker);
+        assert_eq!(next(), b"\n");
+        reader.join().unwrap().unwrap();
     }
 
     #[test]

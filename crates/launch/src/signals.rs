@@ -4,6 +4,7 @@ use crate::news::News;
 use crate::spec::LaunchError;
 use signal_hook::consts::{SIGALRM, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU};
 use signal_hook::iterator::{Handle, Signals};
+use std::fmt;
 use std::fs;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -49,6 +50,14 @@ impl FromStr for EndingSignals {
             known.map(|(_, number)| *number).ok_or_else(|| format!("{name:?} is none of {}", all()))
         };
         text.split(',').map(number).collect::<Result<_, _>>().map(EndingSignals)
+    }
+}
+
+impl fmt::Display for EndingSignals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |number: &i32| KNOWN.iter().find(|(_, known)| known == number).map(|(name, _)| *name);
+        let names: Vec<&str> = self.0.iter().filter_map(name).collect();
+        f.write_str(&names.join(","))
     }
 }
 

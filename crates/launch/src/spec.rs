@@ -128,7 +128,7 @@ pub enum LocalRank {
 #[derive(Debug, Error)]
 pub enum LaunchError {
     /// The program isn't there or can't be run.
-    #[error("{program}: can't be started: {source}\nhint: give the path of an executable file, or of a .py script", program = program.display())]
+    #[error("{program}: can't be started: {source}\nhint: give the path of an executable file, or of a .py script, or any file of Python's behind --run-path", program = program.display())]
     Program {
         /// What was to be started.
         program: PathBuf,

@@ -438,7 +438,7 @@ impl Watch {
                 self.stack_is_there(berth, file);
                 None
             }
-            News::Fleet(_) | News::Alone(..) | News::Found(_) | News::Shown => None,
+            News::Fleet(_) | News::Alone(..) | News::Found(..) | News::Shown => None,
         }
     }
 

@@ -8,6 +8,7 @@ use crate::given::{Given, variables};
 use crate::guard::Guard;
 use crate::news::{Berth, News};
 use crate::output::{Console, Stream, Tail, WorkerStream, copy_lines};
+use crate::said;
 use crate::spec::{LaunchError, LaunchSpec, THIS_PROGRAM};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sched::{CpuSet, sched_setaffinity};
@@ -18,9 +19,11 @@ use phalanx_job::{Monitor, names};
 use phalanx_wire::Rank;
 use std::convert::Infallible;
 use std::ffi::OsString;
+use std::fs;
 use std::io::{IsTerminal, PipeReader, PipeWriter, pipe};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
@@ -48,6 +51,7 @@ pub(crate) struct Worker {
     child: Child,
     out: Arc<Mutex<Tail>>,
     err: Arc<Mutex<Tail>>,
+    error_file: PathBuf,
 }
 
 /// Has the kernel kill what this command starts when the thread that starts it ends, however that ends.
@@ -99,6 +103,9 @@ impl Worker {
             Some(monitor) => command.env(names::PULSE_FD, monitor.as_fd().as_raw_fd().to_string()),
             None => command.env_remove(names::PULSE_FD),
         };
+        let error_file = given.error_file(local);
+        // One that is there is another worker's; where it can't be removed there is none, or it is no reason to start nothing.
+        let _ = fs::remove_file(&error_file);
         let (reading, streams) = channel();
         let [out, err] = [Arc::default(), Arc::default()];
         let is_first = spec.console == Console::FirstRank && rank == Rank(0) && !given.replaces;
@@ -155,7 +162,7 @@ impl Worker {
         let pid = Pid::from_raw(child.id() as i32);
         // There is room for one, and the thread waits for it.
         let _ = started.send(pid);
-        Ok(Worker { rank, pid, child, out, err })
+        Ok(Worker { rank, pid, child, out, err, error_file })
     }
 
     /// Sends a signal to the worker and everything in its group; not to be called once it is reaped.
@@ -167,6 +174,11 @@ impl Worker {
     pub(crate) fn reap(&mut self) {
         // How it ended was told; what is left is its entry in the process table.
         let _ = self.child.wait();
+    }
+
+    /// What it has left where a PyTorch program says why it failed.
+    pub(crate) fn said(&self) -> Option<String> {
+        said::of(&self.error_file)
     }
 
     /// The last lines it wrote to standard error, or to standard output if there were none.

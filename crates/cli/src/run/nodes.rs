@@ -109,6 +109,11 @@ fn node_rank(
     Ok(Some(rank))
 }
 
+/// What torchrun has of these where only one is given.
+const KEEP_ALIVE: (Duration, u32) = (Duration::from_secs(5), 3);
+/// Machines that are busy are late by some beats.
+const LEAST_SILENCE: Duration = Duration::from_secs(1);
+
 /// How long machines are waited for.
 fn patience(conf: &[(&str, &str)]) -> Result<Patience, WrongUsage> {
     let seconds = |name: &str| -> Result<Option<Duration>, WrongUsage> {
@@ -118,11 +123,27 @@ fn patience(conf: &[(&str, &str)]) -> Result<Patience, WrongUsage> {
         let limit = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         limit.filter(|limit| *limit <= phalanx_launch::MAX_GRACE).ok_or_else(wrong).map(Some)
     };
+    let whole = |name: &str| -> Result<Option<u32>, WrongUsage> {
+        let Some((_, text)) = conf.iter().find(|(key, _)| *key == name) else { return Ok(None) };
+        let wrong = || WrongUsage(format!("--rdzv-conf {name}={text}: must be a number from 1 to 1000"));
+        text.parse().ok().filter(|n| (1..=1000).contains(n)).ok_or_else(wrong).map(Some)
+    };
     let usual = Patience::default();
+    let (interval, attempts) = (seconds("keep_alive_interval")?, whole("keep_alive_max_attempt")?);
+    let silence = match (interval, attempts) {
+        (None, None) => usual.silence,
+        _ => interval.unwrap_or(KEEP_ALIVE.0) * attempts.unwrap_or(KEEP_ALIVE.1),
+    };
+    if !(LEAST_SILENCE..=phalanx_launch::MAX_GRACE).contains(&silence) {
+        let (least, found) = (LEAST_SILENCE.as_secs(), silence.as_secs_f64());
+        return Err(WrongUsage(format!(
+            "--rdzv-conf keep_alive_interval times keep_alive_max_attempt is {found} s: must be from {least} s to a day"
+        )));
+    }
     Ok(Patience {
+        silence,
         join: seconds("join_timeout")?.unwrap_or(usual.join),
         last_call: seconds("last_call_timeout")?.unwrap_or(usual.last_call),
-        ..usual
     })
 }
 
@@ -177,7 +198,8 @@ fn conf(text: &str) -> Result<Vec<(&str, &str)>, WrongUsage> {
 }
 
 /// What is heeded of `--rdzv-conf`. Torchrun's backends have others, and so may a backend that only it knows.
-const HEEDED: [&str; 3] = ["join_timeout", "last_call_timeout", "rank"];
+const HEEDED: [&str; 5] =
+    ["join_timeout", "last_call_timeout", "rank", "keep_alive_interval", "keep_alive_max_attempt"];
 /// Torchrun's own that are like these, and mean nothing here.
 const IDLE: [&str; 3] = ["timeout", "read_timeout", "close_timeout"];
 

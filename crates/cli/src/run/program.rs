@@ -45,7 +45,8 @@ fn in_path(program: &OsStr) -> bool {
 /// `$PYTHON_EXEC`, the virtual environment's, or `python3`.
 pub(super) fn active_python() -> OsString {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-    set("PYTHON_EXEC")
-        .or_else(|| set("VIRTUAL_ENV").map(|venv| Path::new(&venv).join("bin/python").into()))
-        .unwrap_or_else(|| "python3".into())
+    // An environment that was removed since is no longer active.
+    let of_environment =
+        || Some(Path::new(&set("VIRTUAL_ENV")?).join("bin/python")).filter(|python| python.is_file());
+    set("PYTHON_EXEC").or_else(|| of_environment().map(Into::into)).unwrap_or_else(|| "python3".into())
 }

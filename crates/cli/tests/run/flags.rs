@@ -4,6 +4,8 @@ use super::stop::Two;
 use super::user::{phalanx, text};
 use super::{run, without_times};
 use std::fs;
+use std::io::Read;
+use std::process::{Command, Stdio};
 
 /// The lines of standard output, sorted: those of different workers come in any order.
 fn lines(stdout: &[u8]) -> Vec<String> {
@@ -161,7 +163,7 @@ fn times_stand_in_the_logs_unless_told_otherwise() {
         let out = run(folder.path(), "1", flags, script);
         assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
         assert_eq!(log().len(), written.len() + 25 * times_in_log, "{flags:?}");
-        let shown = written.len() + 1 + 3 * "[rank0]: ".len() + 25 * times_shown;
+        let shown = written.len() + 1 + 4 * "[rank0]: ".len() + 25 * times_shown;
         assert_eq!(out.stdout.len(), shown, "{flags:?}: {}", text(&out.stdout));
         (text(&log()), text(&out.stdout))
     };
@@ -180,6 +182,27 @@ fn a_line_that_is_not_ended_is_in_the_log_at_once() {
     // It ends when what it has written is there.
     let script = "printf '10%%\\r'; until grep -q 10% out/logs/0/0.out; do sleep 0.01; done";
     assert_eq!(run(folder.path(), "1", &[], script).status.code(), Some(0));
+}
+
+/// As a prompt, or a progress bar, which writes over its line.
+#[test]
+fn a_line_that_is_not_ended_is_shown_at_once_and_a_long_one_is_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = phalanx(folder.path());
+    let script = "printf 'ready? '; read -r go < go; printf '\\r10%%\\r20%%\\n'; head -c 300000 /dev/zero | tr '\\0' x; echo";
+    assert!(Command::new("mkfifo").arg(folder.path().join("go")).status().unwrap().success());
+    command.args(["run", "--out", "out", "--", "sh", "-c", script]).stdout(Stdio::piped());
+    let mut run = command.spawn().unwrap();
+    let mut shown = run.stdout.take().unwrap();
+    let mut prompt = [0; 15];
+    shown.read_exact(&mut prompt).unwrap();
+    assert_eq!(&prompt, b"[rank0]: ready?");
+    fs::write(folder.path().join("go"), "\n").unwrap();
+    let mut rest = String::new();
+    shown.read_to_string(&mut rest).unwrap();
+    let long = "x".repeat(300_000);
+    assert_eq!(rest, format!(" \r[rank0]: 10%\r[rank0]: 20%\n[rank0]: {long}\n"));
+    assert_eq!(run.wait().unwrap().code(), Some(0));
 }
 
 #[test]

@@ -99,7 +99,7 @@ fn the_coordinators_node_is_lost_under_tls_and_the_run_goes_on() {
 
 /// Its agent stands still, not its worker: the others can't know that and go on without either.
 #[test]
-fn a_coordinator_that_stands_still_finds_the_others_gone_on_without_it() {
+fn a_coordinator_that_stands_still_joins_the_others_that_have_gone_on_without_it() {
     let mut run = Training::new(&["--nnodes", "1:3", "--max-restarts", "3"], "--epochs 60");
     let first = run.node("a");
     first.waits_for_others();
@@ -112,9 +112,45 @@ fn a_coordinator_that_stands_still_finds_the_others_gone_on_without_it() {
     second.says("this node leads the run on");
     first.signal("-CONT");
     run.until_members(2);
-    let (code, _, said) = first.end();
-    assert!(code == 1 && said.contains("error: "), "{code}: {said}");
-    run.ends_well([second, third]);
+    run.until_members(3);
+    let [said, ..] = run.ends_well([first, second, third]);
+    assert!(said.contains("the run goes on elsewhere: joining it"), "{said}");
+    run.has_the_bits_of_an_undisturbed_one(&[]);
+}
+
+/// Its node is needed, and the other waits for one.
+#[test]
+fn an_agent_that_stood_still_joins_anew_those_that_took_it_for_lost() {
+    for nodes in ["2", "1:2"] {
+        let mut run = Training::new(&["--nnodes", nodes, "--max-restarts", "3"], "--epochs 40");
+        let first = run.node("a");
+        first.waits_for_others();
+        let second = run.node("b");
+        run.until(|event| event["event"] == "step" && event["world_size"] == 2);
+        second.signal("-STOP");
+        first.says("lost: gave no sign of life for 2.0 s");
+        second.signal("-CONT");
+        second.says("joining the run anew");
+        run.until(|event| event["event"] == "step" && event["world_size"] == 2);
+        let [_, said] = run.ends_well([first, second]);
+        assert!(said.contains("the others have gone on without this node"), "{said}");
+        run.has_the_bits_of_an_undisturbed_one(&[]);
+    }
+}
+
+#[test]
+fn the_first_of_two_agents_may_stand_still_for_seconds() {
+    let mut run = Training::new(&["--nnodes", "2", "--max-restarts", "3"], "--epochs 40");
+    let first = run.node("a");
+    first.waits_for_others();
+    let second = run.node("b");
+    run.until(|event| event["event"] == "step");
+    first.signal("-STOP");
+    second.says("looking for who leads the run on");
+    std::thread::sleep(Duration::from_secs(2));
+    first.signal("-CONT");
+    second.says("the coordinator is there again");
+    run.ends_well([first, second]);
     run.has_the_bits_of_an_undisturbed_one(&[]);
 }
 

@@ -2,6 +2,8 @@
 //! this process may make none, the tests say that they were skipped.
 
 use super::nodes::{Agent, Site};
+use super::user::LOOK;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -60,6 +62,10 @@ impl Net {
         assert!(is_done(&["-n", &self.switch, "link", "set", &port(node), "down"]));
     }
 
+    fn mend(&self, node: usize) {
+        assert!(is_done(&["-n", &self.switch, "link", "set", &port(node), "up"]));
+    }
+
     /// The command of an agent on one of them.
     fn command(&self, site: &Site, node: usize, script: &str) -> Command {
         let name = ["a", "b", "c"][node];
@@ -99,21 +105,40 @@ fn is_done(args: &[&str]) -> bool {
     quiet.is_ok_and(|status| status.success())
 }
 
+/// Cuts off the second node, whose worker runs on beside the other's for no longer than it takes to know.
+fn ends_its_worker(net: &Net, other: &mut Agent, worker: &str) -> Instant {
+    let start = Instant::now();
+    net.cut(1);
+    let line = other.line();
+    assert_eq!(line, "0 of 1 at 10.78.0.1", "{}", std::fs::read_to_string(&other.said).unwrap());
+    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    other.line();
+    while Path::new(&format!("/proc/{worker}")).exists() {
+        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        std::thread::sleep(LOOK);
+    }
+    start
+}
+
 #[test]
 fn a_node_that_is_cut_off_stops_itself_and_the_other_goes_on() {
     let Some(net) = Net::new(2) else { return };
     let site = Site::new(&["--nnodes", "1:2"]);
-    let script = "echo $RANK of $WORLD_SIZE at $MASTER_ADDR; exec sleep 60";
+    let script = "echo $RANK of $WORLD_SIZE at $MASTER_ADDR; echo $$; exec sleep 60";
     let mut a = Agent::of(net.command(&site, 0, script));
     a.waits_for_others();
     let mut b = Agent::of(net.command(&site, 1, script));
     assert_eq!([a.line(), b.line()], ["0 of 2 at 10.78.0.1", "1 of 2 at 10.78.0.1"]);
-    let start = Instant::now();
-    net.cut(1);
-    assert_eq!(a.line(), "0 of 1 at 10.78.0.1");
-    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    let [_, worker] = [a.line(), b.line()];
+    // What is mended within seconds costs the run nothing but a start of its workers.
+    ends_its_worker(&net, &mut a, &worker);
+    net.mend(1);
+    assert_eq!([a.line(), b.line()], ["0 of 2 at 10.78.0.1", "1 of 2 at 10.78.0.1"]);
+    let [_, worker] = [a.line(), b.line()];
+    b.says("joining the run anew");
+    let start = ends_its_worker(&net, &mut a, &worker);
     let (code, _, said) = b.end();
-    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(16), "{:?}", start.elapsed());
     assert_eq!(code, 1, "{said}");
     assert!(said.contains("gives no sign of life"), "{said}");
     a.signal("-TERM");

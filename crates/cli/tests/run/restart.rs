@@ -153,3 +153,29 @@ fn workers_of_ours_meet_again_after_one_was_killed() {
         assert!(line.contains("was killed by SIGKILL"), "{line}");
     }
 }
+
+/// As PyTorch's programs do under `@record`.
+#[test]
+fn why_a_worker_failed_is_read_where_it_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = r#"test $RANK = 1 || exec sleep 60
+        test $TORCHELASTIC_RESTART_COUNT = 1 && { echo {} > $TORCHELASTIC_ERROR_FILE; exit 4; }
+        printf %s '{"message": {"message": "ValueError: bad", "extraInfo": {"py_callstack": "Traceback:\n  here\n"}}}' > $TORCHELASTIC_ERROR_FILE
+        seq 40 >&2; exit 3"#;
+    let out = run(folder.path(), "2", &["--max-restarts", "1"], script);
+    let said = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("exited with code 3 after") && said.contains("(ValueError: bad): starting all"),
+        "{said}"
+    );
+    // The one in its place says nothing of its own.
+    let (_, last) = said.split_once("error: rank 1").unwrap_or_else(|| panic!("{said}"));
+    assert!(last.contains("exited with code 4") && !last.contains("ValueError"), "{said}");
+    let out = run(folder.path(), "2", &[], script);
+    let said = text(&out.stderr);
+    assert!(
+        said.contains("it said: ValueError: bad\n  Traceback:\n    here\n  its last lines:\n    29\n"),
+        "{said}"
+    );
+}

@@ -33,6 +33,11 @@ fn one_worker_reads_what_comes_by_a_pipe() {
     let mut lines: Vec<_> = text(&out.stdout).lines().map(str::to_owned).collect();
     lines.sort();
     assert_eq!(lines, ["[rank0]: !", "[rank1]: a b!", "[rank2]: !"]);
+    // A debugger of Python's is for the one that reads.
+    let asked = run(folder.path(), "2", &["--stdin", "1"], "echo $PYTHONBREAKPOINT.");
+    let mut lines: Vec<_> = text(&asked.stdout).lines().map(str::to_owned).collect();
+    lines.sort();
+    assert_eq!(lines, ["[rank0]: 0.", "[rank1]: ."]);
     let none = run(folder.path(), "2", &["--stdin", "2"], "true");
     assert_eq!(none.status.code(), Some(2));
     assert!(text(&none.stderr).contains("--stdin 2: there are 2 workers"), "{}", text(&none.stderr));

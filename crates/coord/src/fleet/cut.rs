@@ -1,6 +1,6 @@
 //! Whether the nodes that are left may go on, while others may be alive elsewhere.
 
-use super::{CUT, Fleet, Member, NodeId, Order, Phase, Stopping};
+use super::{CUT, Fleet, Member, NodeId, Order, Phase, Silent, Stopping};
 use phalanx_job::{EndWhy, StopWhy};
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -22,14 +22,17 @@ impl Fleet {
     pub(super) fn count_silent(&mut self, now: Instant, id: NodeId) {
         let known = self.members.get(&id).filter(|member| !member.leaves);
         // With its number it was told of all others that have one.
-        let knew_at = known.and_then(|member| Some(member.heard.max(member.numbered?)));
-        self.silent.extend(knew_at.map(|at| (now, at)));
+        let silent = known.and_then(|member| {
+            let knew_at = member.heard.max(member.numbered?);
+            Some(Silent { standby: member.node.standby, found: now, knew_at })
+        });
+        self.silent.extend(silent);
     }
 
     /// Whoever is left with less than half of the nodes doesn't go on: the others may do so without these.
     pub(super) fn find_cut(&mut self, now: Instant, todo: &mut Vec<Order>) {
-        self.silent.retain(|(found, _)| now.saturating_duration_since(*found) < CUT);
-        let Some(cut_at) = self.silent.iter().map(|(_, knew_at)| *knew_at).min() else { return };
+        self.silent.retain(|silent| now.saturating_duration_since(silent.found) < CUT);
+        let Some(cut_at) = self.silent.iter().map(|silent| silent.knew_at).min() else { return };
         // Those that fell silent may not know who has come since.
         let knew = |member: &&Member| member.numbered.is_some_and(|numbered| numbered <= cut_at);
         let (here, silent) = (self.members.values().filter(knew).count() as u32, self.silent.len() as u32);
@@ -50,8 +53,11 @@ impl Fleet {
     }
 
     /// A node has gone on without this coordinator, which must not go on as well.
-    pub(super) fn depose(&mut self, id: NodeId, todo: &mut Vec<Order>) {
+    pub(super) fn depose(&mut self, id: NodeId, to: Option<(SocketAddr, u32)>, todo: &mut Vec<Order>) {
         let Some(member) = self.members.remove(&id) else { return };
+        if let Some((address, term)) = to.filter(|(_, term)| *term > self.term) {
+            return self.give_up(address, term, todo);
+        }
         match &self.phase {
             Phase::Stopping(Stopping { why: StopWhy::Elsewhere(..), .. }) => {}
             Phase::Running | Phase::Stopping(_) => self.give_way(StopWhy::Deposed(member.node.host), todo),

@@ -683,9 +683,15 @@ fn a_coordinator_that_was_taken_for_lost_gives_way() {
     let mut play = Play::new(1, 2, 0);
     (1..=2).for_each(|id| drop(play.come(id, 1)));
     let release = |id| Order::Release(Generation(0), NodeId(id));
-    assert_eq!(play.said(2, FromAgent::Moved), [release(1)]);
+    assert_eq!(play.said(2, FromAgent::Moved { to: None }), [release(1)]);
     let orders = play.ended(1, 0, None);
     assert!(matches!(&orders[..], [Order::End(_, found)] if found.why == EndWhy::Deposed), "{orders:?}");
+    // Where it is told who leads the run on, its nodes go there.
+    let there = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
+    let mut play = Play::new(1, 2, 0);
+    (1..=2).for_each(|id| drop(play.come(id, 1)));
+    assert_eq!(play.said(2, FromAgent::Moved { to: Some((there, 1)) }), [release(1)]);
+    assert_eq!(play.ended(1, 0, None), [Order::Elsewhere(vec![NodeId(1)], there)]);
 }
 
 #[test]
@@ -809,7 +815,7 @@ fn who_is_stopped_because_another_is_lost_goes_on_without_it_until_then() {
     assert_eq!(play.said(2, given_up(2)), []);
     // Nor do those that others go on without.
     let mut play = begun();
-    let orders = play.said(2, FromAgent::Moved);
+    let orders = play.said(2, FromAgent::Moved { to: None });
     assert!(matches!(&orders[..], [Order::Release(..), ..]), "{orders:?}");
     assert_eq!(play.said(3, given_up(4)), []);
     assert_eq!(play.gone(1), []);
@@ -843,7 +849,7 @@ fn workers_that_are_to_end_in_place_meet_under_the_next_coordinator_and_no_other
         panic!("{orders:?}")
     };
     assert!(left.in_place && left.live == BTreeSet::from([1]) && *seats == (0..1), "{orders:?}");
-    for orders in [resumed(asked(), false), resumed(FromAgent::Moved, true)] {
+    for orders in [resumed(asked(), false), resumed(FromAgent::Moved { to: None }, true)] {
         assert!(!orders.iter().any(|order| matches!(order, Order::Resume(..))), "{orders:?}");
     }
 }

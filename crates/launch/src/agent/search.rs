@@ -62,8 +62,8 @@ enum Called {
 
 /// Why an agent isn't led there.
 enum NotLed {
-    /// This node has no part in the run any more.
-    GivenUp(Error),
+    /// This node has no part in the run any more, for this reason.
+    GivenUp(String),
     /// Whoever is there knows nothing of the run.
     Stranger,
     /// It was lost, or was called in vain.
@@ -71,31 +71,58 @@ enum NotLed {
 }
 
 impl Search {
-    /// Finds who leads; the error is why this node has no part in the run any more.
-    pub(super) fn run(mut self, lost: Error) -> Result<Found, Error> {
+    /// Finds who leads; the error is why this node has no part in the run any more. Gives also what would have become the coordinator,
+    /// where it is still there and not with who was found.
+    pub(super) fn run(mut self, lost: Error) -> (Result<Found, Error>, Option<Coordinator>) {
+        let found = self.find(lost);
+        (found, self.standby)
+    }
+
+    fn find(&mut self, lost: Error) -> Result<Found, Error> {
         let until = Instant::now() + self.patience.silence * PATIENCE;
         let mut ended = BTreeSet::new();
         let leader = self.standing.leader().and_then(|node| node.number);
+        let others = self.standing.numbered().into_keys().filter(|number| Some(*number) != leader).count();
+        // With one other node nobody leads the run on as long as the one that did may be alive.
+        let mut is_over = others != 1;
+        loop {
+            if let Some(found) = self.recall(leader, &mut ended)? {
+                return Ok(found);
+            }
+            is_over |= !ended.is_empty() || Instant::now() >= until;
+            if is_over {
+                break;
+            }
+            std::thread::sleep(RETRY);
+        }
+        if others == 0 {
+            return Err(lost);
+        }
+        let mut calls = BTreeMap::new();
+        loop {
+            if let Some(found) = self.round(leader, &mut ended, &mut calls)? {
+                return Ok(found);
+            }
+            if Instant::now() >= until {
+                return Err(lost);
+            }
+            std::thread::sleep(RETRY);
+        }
+    }
+
+    /// Calls who has led so far, and may only have stood still for a while.
+    fn recall(&mut self, leader: Option<u32>, ended: &mut BTreeSet<u32>) -> Result<Option<Found>, Error> {
         match self.call(self.old) {
             Called::Ended => ended.extend(leader),
             Called::Silent => {}
-            // It may only have stood still for a while.
             Called::There(link) => match self.come_back(link) {
-                Ok((link, standing)) => return Ok(self.found(link, standing, None)),
-                Err(NotLed::GivenUp(error)) => return Err(error),
+                Ok((link, standing)) => return Ok(Some(self.found(link, standing, None))),
+                Err(NotLed::GivenUp(reason)) => return Err(Error::GivenUp { address: self.old, reason }),
                 Err(NotLed::Stranger) if !self.stood_still => ended.extend(leader),
                 Err(NotLed::Stranger | NotLed::Lost) => {}
             },
         }
-        let mut calls = BTreeMap::new();
-        let is_led_by_others = self.standing.numbered().into_keys().any(|number| Some(number) != leader);
-        while is_led_by_others && Instant::now() < until {
-            if let Some(found) = self.round(leader, &mut ended, &mut calls)? {
-                return Ok(found);
-            }
-            std::thread::sleep(RETRY);
-        }
-        Err(lost)
+        Ok(None)
     }
 
     /// Tries the nodes in the order of their numbers, and no other before one that was called too rarely.
@@ -109,7 +136,7 @@ impl Search {
             self.standing.numbered().into_iter().filter(|(number, _)| Some(*number) != leader).collect();
         let own = self.back.as_ref().map(|back| back.number);
         for some in heirs.chunks(AT_ONCE) {
-            for ((number, _), called) in some.iter().zip(self.call_all(some, own)) {
+            for ((number, address), called) in some.iter().zip(self.call_all(some, own)) {
                 if Some(*number) == own {
                     return self.lead(ended.clone());
                 }
@@ -117,7 +144,9 @@ impl Search {
                     Called::Ended => drop(ended.insert(*number)),
                     Called::There(link) => match self.come_back(link) {
                         Ok((link, standing)) => return Ok(Some(self.found(link, standing, None))),
-                        Err(NotLed::GivenUp(error)) => return Err(error),
+                        Err(NotLed::GivenUp(reason)) => {
+                            return Err(Error::GivenUp { address: *address, reason });
+                        }
                         Err(NotLed::Stranger | NotLed::Lost) => return Ok(None),
                     },
                     Called::Silent => {
@@ -190,7 +219,7 @@ impl Search {
         });
         match led {
             Ok((link, standing)) => Ok(Some(self.found(link, standing, Some(coordinator)))),
-            Err(NotLed::GivenUp(error)) => Err(error),
+            Err(NotLed::GivenUp(reason)) => Err(Error::Broken { address, reason }),
             Err(NotLed::Stranger | NotLed::Lost) => {
                 Err(Error::Broken { address, reason: "this agent can't reach itself".into() })
             }
@@ -220,9 +249,7 @@ impl Search {
             match link.hear().map_err(|_| NotLed::Lost)? {
                 ToAgent::Standing(standing) => return Ok((link, *standing)),
                 ToAgent::Stranger => return Err(NotLed::Stranger),
-                ToAgent::Refused { reason } => {
-                    return Err(NotLed::GivenUp(Error::Broken { address: link.coordinator(), reason }));
-                }
+                ToAgent::Refused { reason } => return Err(NotLed::GivenUp(reason)),
                 _ => {}
             }
         }

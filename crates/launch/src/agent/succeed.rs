@@ -2,7 +2,7 @@
 
 use super::meet::{Met, Place, meet};
 use super::search::{CALL_LIMIT, Found, Search};
-use super::{Agent, Over};
+use super::{Agent, Over, reserve_port};
 use crate::news::News;
 use crate::report::Report;
 use crate::spec::LaunchError;
@@ -49,7 +49,10 @@ impl Agent<'_> {
         let address = self.link.coordinator();
         let news = self.crew.sender.clone();
         // Nobody wants to know once the run is over.
-        let look = move || drop(news.send(News::Found(search.run(lost).map(Box::new))));
+        let look = move || {
+            let (found, standby) = search.run(lost);
+            drop(news.send(News::Found(found.map(Box::new), standby)));
+        };
         let thread = std::thread::Builder::new().name("phalanx-search".into()).spawn(look);
         thread.map(drop).map_err(|error| Error::Broken { address, reason: error.to_string() })
     }
@@ -62,8 +65,19 @@ impl Agent<'_> {
         is_lost && !self.crew.watch.is_in_place()
     }
 
+    /// Heeds what a search has come to.
+    pub(super) fn heed_search(
+        &mut self,
+        found: Result<Box<Found>, Error>,
+        standby: Option<Coordinator>,
+    ) -> Result<(), Error> {
+        // Others are not to take this node for one that could lead them, unless it is led itself.
+        self.standby = standby.filter(|_| matches!(found, Err(Error::GivenUp { .. })));
+        self.follow(*found?)
+    }
+
     /// Goes on under the coordinator that was found.
-    pub(super) fn follow(&mut self, found: Found) -> Result<(), Error> {
+    fn follow(&mut self, found: Found) -> Result<(), Error> {
         let Found { link, standing, coordinator, standby } = found;
         let old = self.link.coordinator();
         let words = match (&coordinator, link.coordinator() == old) {
@@ -87,11 +101,8 @@ impl Agent<'_> {
 
     /// Joins where the run is led from, which isn't where nodes meet at first. Where that is gone by now, whoever said so is asked
     /// again.
-    pub(super) fn go_elsewhere(&mut self, address: SocketAddr) -> Result<(), Error> {
-        // What it was among others is nothing there.
-        (self.place, self.standing, self.failure, self.ended) = (None, None, None, None);
-        self.finished.clear();
-        self.given_up.clear();
+    pub(super) fn go_elsewhere(&mut self, address: SocketAddr, words: &str) -> Result<(), Error> {
+        self.forget_place();
         if let Some(coordinator) = self.coordinator.take() {
             // It tells others who come.
             self.guide = Some(coordinator);
@@ -107,21 +118,51 @@ impl Agent<'_> {
         };
         link.say(&FromAgent::Join(self.node.clone()))?;
         self.link.close();
-        self.adopt(link, "the run goes on elsewhere: joining it")
+        self.adopt(link, words)
+    }
+
+    /// What it was among others is nothing to those that it joins now.
+    fn forget_place(&mut self) {
+        (self.place, self.standing, self.failure, self.ended) = (None, None, None, None);
+        self.finished.clear();
+        self.given_up.clear();
+    }
+
+    /// Joins those anew who took this node for lost and have gone on without it, once it has no workers any more. Gives why it has no part
+    /// in the run where it can't.
+    pub(super) fn join_anew(&mut self, lost: Error) -> Result<Option<Over>, LaunchError> {
+        if let Some(signal) = self.asked {
+            // Who asked for the end gets it, whoever is gone by then.
+            return Ok(Some(Over::Left(signal)));
+        }
+        let Error::GivenUp { address, .. } = lost else { return Ok(Some(Over::Alone(lost))) };
+        if self.port.is_none() {
+            let (kept, port) = reserve_port(self.crew.spec, &self.link)?;
+            (self.port, self.node.port) = (kept, port);
+        }
+        let led = match self.standby.take().map_or_else(|| stand_by(&self.link, &self.pass), Ok) {
+            Ok(standby) => {
+                // By it those know this node that have lost it.
+                (self.node.standby, self.node.leads) = (standby.address(), false);
+                self.standby = Some(standby);
+                self.go_elsewhere(address, "joining the run anew")
+            }
+            Err(error) => Err(Error::Broken { address, reason: error.to_string() }),
+        };
+        Ok(led.err().map(|_| Over::Alone(lost)))
     }
 
     /// Meets the others again, if this node never had a part in the run that anybody could miss.
     pub(super) fn begin_again(&mut self, lost: Error) -> Result<Option<Over>, LaunchError> {
-        if let Some(signal) = self.asked {
+        if self.asked.is_some() {
             self.crew.tell(Report::Told { words: lost.to_string() });
-            return Ok(Some(Over::Left(signal)));
         }
-        if self.place.is_some() {
-            return Ok(Some(Over::Alone(lost)));
+        if self.asked.is_some() || self.place.is_some() {
+            return self.join_anew(lost);
         }
         self.crew.tell(Report::Told { words: format!("{lost}; meeting the others again") });
         // Nobody is to be sent to whoever is gone.
-        (self.guide, self.coordinator, self.standing) = (None, None, None);
+        (self.guide, self.coordinator, self.standing, self.claim) = (None, None, None, None);
         let mut place = match meet(&mut self.crew, self.nodes, &self.terms, &self.pass)? {
             Met::At(place) => place,
             Met::Asked(signal) => return Ok(Some(Over::Left(signal))),
@@ -144,7 +185,8 @@ impl Agent<'_> {
         let broken = |reason: String| Error::Broken { address, reason };
         if address != self.link.coordinator() {
             // Should the one before go on after all, it finds that it leads nobody any more.
-            let _ = self.link.say(&FromAgent::Moved);
+            let to = self.standing.as_ref().map(|(standing, _)| (address, standing.term));
+            let _ = self.link.say(&FromAgent::Moved { to });
         }
         self.link = Arc::new(link);
         self.whereabouts.write(address).map_err(|error| broken(error.to_string()))?;

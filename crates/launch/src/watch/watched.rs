@@ -53,7 +53,11 @@ impl Watched {
             who: Who::Worker { rank, pid: pid.as_raw(), node: None },
             how: self.vitals.as_ref().and_then(Vitals::how).unwrap_or_else(|| exit.how.to_string()),
             after: exit.after,
-            reported: self.reported.as_ref().map(|(message, _)| message.clone()),
+            reported: self
+                .reported
+                .as_ref()
+                .map(|(message, _)| message.clone())
+                .or_else(|| self.worker.said()),
             last_lines: self.worker.last_lines(),
         })
     }
