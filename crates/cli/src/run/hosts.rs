@@ -300,12 +300,16 @@ impl Site {
                     bail!(session::why_silent(&name, to, &self.binary, status, &said));
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    let silent = orders.iter().filter(|(host, _)| !answers.contains_key(host));
-                    let silent: Vec<String> = silent.map(|(host, _)| self.hosts[*host].to_string()).collect();
-                    for (host, _) in orders.iter().filter(|(host, _)| !answers.contains_key(host)) {
-                        session::tell_said(&self.hosts[*host].to_string(), &self.sessions[*host].said());
+                    let silent =
+                        orders.iter().map(|(host, _)| *host).filter(|host| !answers.contains_key(host));
+                    let silent: Vec<usize> = silent.collect();
+                    for &host in &silent {
+                        session::tell_said(&self.hosts[host].to_string(), &self.sessions[host].said());
                     }
-                    let (silent, to) = (silent.join(", "), &self.hosts[orders[0].0].destination);
+                    let to = &self.hosts[silent[0]].destination;
+                    let silent: Vec<String> =
+                        silent.iter().map(|host| self.hosts[*host].to_string()).collect();
+                    let silent = silent.join(", ");
                     bail!(
                         "{silent}: no answer within {} s\nhint: see whether ssh comes through by itself, as in `ssh {to} true`, or wait longer with --hosts-patience",
                         self.patience.as_secs_f64()

@@ -5,6 +5,7 @@ use crate::args::WrongUsage;
 use phalanx_job::{SecretSource, is_unchecked};
 use phalanx_launch::{Nodes, Patience};
 use std::ffi::OsString;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use std::time::Duration;
 
@@ -19,6 +20,8 @@ const MASTER_PORT: u16 = 29500;
 
 const BACKENDS: [&str; 4] = ["static", "c10d", "etcd", "etcd-v2"];
 const LOCALHOST: &str = "127.0.0.1";
+/// So many bytes of arguments are told as they are.
+const MOST_SHOWN: usize = 1 << 14;
 
 /// Where the program meets, and the other machines of the run, if it has any. `typed` is the program and its arguments.
 pub(super) fn meeting(args: &RunArgs, typed: &[OsString]) -> Result<(Meeting, Option<Nodes>), WrongUsage> {
@@ -69,10 +72,21 @@ pub(super) fn meeting(args: &RunArgs, typed: &[OsString]) -> Result<(Meeting, Op
         secret: args.secret_file.clone().map_or_else(kept, SecretSource::File),
         address: args.local_addr.clone(),
         program: program.to_string_lossy().into_owned(),
-        arguments: words.collect(),
+        arguments: compared(words.collect()),
         unchecked: unchecked(args)?,
     };
     Ok(((LOCALHOST.into(), port), Some(several)))
+}
+
+/// Arguments as nodes hold them against each other: very long ones by their number and a sum over them, since they go to every node.
+fn compared(words: Vec<String>) -> Vec<String> {
+    let bytes: usize = words.iter().map(String::len).sum();
+    if bytes <= MOST_SHOWN {
+        return words;
+    }
+    let mut sum = DefaultHasher::new();
+    words.hash(&mut sum);
+    vec![format!("{} arguments of {bytes} bytes, {:016x}", words.len(), sum.finish())]
 }
 
 /// Whether it doesn't matter in what nodes differ.
@@ -229,6 +243,14 @@ mod tests {
         check("1:2:3", Err("must be a number"));
         check(":", Err("must be a number"));
         check("-1", Err("must be a number"));
+    }
+
+    #[test]
+    fn long_arguments_are_compared_by_a_sum() {
+        let long = |last: &str| compared(vec!["x".repeat(1 << 20), last.into()]);
+        assert!(long("a") == long("a") && long("a") != long("b"));
+        assert!(long("a")[0].starts_with("2 arguments of 1048577 bytes, "), "{:?}", long("a"));
+        assert_eq!(compared(vec!["--lr".into(), "1".into()]), ["--lr", "1"]);
     }
 
     #[test]

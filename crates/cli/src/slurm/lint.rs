@@ -1,7 +1,7 @@
 //! `phalanx slurm lint`.
 
 use crate::args::read_up_to;
-use crate::say::{print, say};
+use crate::say::{harmless, print, say};
 use anyhow::{Context, Result};
 use phalanx_launch::slurm::lint::{Finding, lint as judge};
 use serde_json::json;
@@ -30,11 +30,11 @@ pub(crate) fn lint(file: &Path, as_json: bool) -> Result<u8> {
             continue;
         }
         let typed = text.lines().nth(line - 1).unwrap_or_default().trim();
-        print(format_args!("{name}:{line}: {why} [{rule}]"));
+        print(format_args!("{name}:{line}: {} [{rule}]", harmless(why)));
         if !typed.is_empty() {
-            print(format_args!("    now:     {typed}"));
+            print(format_args!("    now:     {}", harmless(typed)));
         }
-        print(format_args!("    instead: {instead}"));
+        print(format_args!("    instead: {}", harmless(instead)));
     }
     match found.len() {
         0 => say(format_args!("{name}: no mistake found")),

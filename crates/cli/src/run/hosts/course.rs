@@ -112,8 +112,10 @@ impl Course {
         };
         let all = || self.ended.iter().copied().flatten();
         if self.asked.is_some() {
-            // Agents that were asked say so by their codes; a failure on the way counts more than that.
-            let failed = all().map(code).find(|code| !matches!(code, 0 | &DRAINED | 128..));
+            // Agents that were asked say so by their codes; a failure on the way counts more than that, unless the run could do without.
+            let is_failure = |code: &u8| !matches!(code, 0 | &DRAINED | 128..);
+            let enough = all().map(code).filter(|code| !is_failure(code)).count() >= self.least;
+            let failed = all().map(code).find(is_failure).filter(|_| !enough);
             return failed.unwrap_or_else(|| all().map(code).max().unwrap_or(0));
         }
         let enough = all().filter(|ended| ended.is_well()).count() >= self.least;
@@ -148,6 +150,9 @@ mod tests {
         check(2, None, &[Code(0), Code(0)], 0);
         check(2, None, &[Code(0), Code(75)], 75);
         check(2, None, &[Code(1), Code(143)], 1);
+        // A host that was lost before, and that the run could do without.
+        check(1, Some(SIGINT), &[Code(130), Lost], 130);
+        check(2, Some(SIGINT), &[Code(130), Lost], 1);
         check(2, None, &[Lost, Code(143)], 1);
         check(2, None, &[Code(2), Code(2)], 2);
         // Somebody else has sent it.

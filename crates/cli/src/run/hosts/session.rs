@@ -89,13 +89,13 @@ impl Session {
         let (told, heard) = (Arc::clone(&shown), heard.clone());
         let (no_more, errors_over) = sync_channel::<Infallible>(0);
         named("out").spawn(move || {
-            lines(out, |line| match line.strip_prefix(ANSWER.as_bytes()) {
-                Some(json) if !told.runs.load(Ordering::Acquire) => {
+            lines(out, |line| match answer_in(line).filter(|_| !told.runs.load(Ordering::Acquire)) {
+                Some(json) => {
                     if let Ok(answer) = serde_json::from_slice(json) {
                         let _ = heard.send(Heard::Answer(number, answer));
                     }
                 }
-                _ => told.show(line, told.workers.is_some(), &mut std::io::stdout()),
+                None => told.show(line, told.workers.is_some(), &mut std::io::stdout()),
             });
             // What is said last is said there. A process that ssh leaves behind to keep the connection may hold it open.
             let _ = errors_over.recv_timeout(END);
@@ -166,7 +166,9 @@ impl Shown {
             return;
         }
         let mut bytes = Vec::with_capacity(line.len() + 16);
-        let is_workers = self.workers.as_ref().is_some_and(|prefix| line.starts_with(prefix.as_bytes()));
+        // A bar begins where its line does.
+        let text = &line[line.iter().take_while(|&&byte| byte == b'\r').count()..];
+        let is_workers = self.workers.as_ref().is_some_and(|prefix| text.starts_with(prefix.as_bytes()));
         if has_prefix && !is_workers {
             bytes.extend_from_slice(self.own.as_bytes());
         }
@@ -174,6 +176,13 @@ impl Shown {
         // A console that is gone doesn't end the run.
         let _ = to.write_all(&bytes);
     }
+}
+
+/// What stands behind the mark of an answer, before which a login file may have written what has no end.
+fn answer_in(line: &[u8]) -> Option<&[u8]> {
+    let mark = ANSWER.as_bytes();
+    let at = line.windows(mark.len()).position(|part| part == mark)?;
+    Some(&line[at + mark.len()..])
 }
 
 /// What workers' lines begin with.
@@ -210,9 +219,23 @@ pub(super) fn why_silent(
         Some(126 | 127) => format!(
             "{name}: there is no phalanx at {binary}{last}\nhint: scp {binary} {destination}:{binary}, or name where it lies there with --remote-phalanx"
         ),
-        Some(255) => format!(
-            "{name}: ssh has failed{last}\nhint: `ssh {destination} true` has to work without a password: ssh-copy-id {destination}, or an agent (ssh-add)"
-        ),
+        Some(255) => {
+            let says = |words: &[&str]| words.iter().any(|word| last.contains(word));
+            let hint = if says(&["Could not resolve", "Name or service not known"]) {
+                "see how --hosts spells it: no resolver knows that name, and no Host of ~/.ssh/config".into()
+            } else if says(&["Connection refused", "No route to host", "timed out"]) {
+                format!(
+                    "see whether sshd listens there, and at which port: ssh -v {destination}, or --ssh \"ssh -p PORT\""
+                )
+            } else if says(&["Host key verification failed", "REMOTE HOST IDENTIFICATION"]) {
+                format!("connect once by hand to see and take its key: ssh {destination}")
+            } else {
+                format!(
+                    "`ssh {destination} true` has to work without a password: ssh-copy-id {destination}, or an agent (ssh-add)"
+                )
+            };
+            format!("{name}: ssh has failed{last}\nhint: {hint}")
+        }
         Some(2) if last.contains("host") || last.contains("help") => {
             format!("{name}: {binary} is of another version{last}\nhint: scp {binary} {destination}:{binary}")
         }
@@ -234,6 +257,13 @@ pub(super) fn tell_said(name: &str, said: &[String]) {
 mod tests {
     use super::*;
     use std::os::unix::process::ExitStatusExt;
+
+    #[test]
+    fn an_answer_is_found_behind_what_has_no_end() {
+        let line = format!("\u{1b}]0;host\u{7}{ANSWER}{{}}");
+        assert_eq!(answer_in(line.as_bytes()), Some(&b"{}"[..]));
+        assert_eq!(answer_in(b"welcome"), None);
+    }
 
     #[test]
     fn a_session_without_an_answer_is_told_with_what_to_do() {

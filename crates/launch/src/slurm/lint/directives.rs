@@ -42,6 +42,13 @@ impl Directives {
         Some((line, value.parse().ok()?))
     }
 
+    /// Whether there are several sets of them, each for nodes of its own.
+    pub(super) fn is_several_jobs(&self) -> bool {
+        self.all.iter().any(|directive| {
+            directive.words.first().is_some_and(|word| ["hetjob", "packjob"].contains(&word.as_str()))
+        })
+    }
+
     /// The most nodes that it may have.
     pub(super) fn nodes(&self) -> u64 {
         let most = |(_, value): (usize, String)| value.rsplit('-').next().and_then(|most| most.parse().ok());

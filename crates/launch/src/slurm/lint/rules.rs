@@ -23,6 +23,7 @@ pub(super) const RULES: &[(&str, Rule)] = &[
     ("one-node", one_node),
     ("agent-tasks", agent_tasks),
     ("agent-nodes", agent_nodes),
+    ("agent-endpoint", agent_endpoint),
     ("workers", workers),
     ("node-rank", node_rank),
     ("head-node", head_node),
@@ -38,6 +39,8 @@ pub(super) const RULES: &[(&str, Rule)] = &[
 
 /// Programs that start the workers of a node.
 const AGENTS: [&str; 3] = ["torchrun", "accelerate", "torch.distributed.run"];
+/// Programs that start something on all nodes by themselves, or hand it to those that they have started there.
+const LAUNCHERS: [&str; 7] = ["mpirun", "mpiexec", "orterun", "deepspeed", "horovodrun", "ray", "colossalai"];
 
 fn one(line: usize, why: impl Into<String>, instead: impl Into<String>) -> Found {
     vec![(line, why.into(), instead.into())]
@@ -45,13 +48,37 @@ fn one(line: usize, why: impl Into<String>, instead: impl Into<String>) -> Found
 
 /// Whether a command starts an agent a node.
 fn is_agent(line: &Line<'_>) -> bool {
-    AGENTS.iter().any(|agent| line.runs(agent))
-        || (line.runs("phalanx") && line.words.iter().any(|word| word == "run"))
+    AGENTS.iter().any(|agent| line.runs(agent)) || is_phalanx(line, "run")
+}
+
+/// Whether it runs `phalanx` with this command.
+fn is_phalanx(line: &Line<'_>, command: &str) -> bool {
+    line.words.windows(2).any(|words| words[0].rsplit('/').next() == Some("phalanx") && words[1] == command)
 }
 
 /// Whether it runs a program of several ranks, as far as its words tell.
 fn is_training(line: &Line<'_>) -> bool {
-    is_agent(line) || line.words.iter().any(|word| word.ends_with(".py")) || line.runs("phalanx")
+    // It may be run for its output.
+    let name = |word: &str| {
+        word.rsplit('/').next().unwrap_or_default().trim_start_matches(['$', '(', '`']).to_owned()
+    };
+    let is_python = |word: &str| name(word).starts_with("python");
+    let is_script = |word: &str| word.ends_with(".py");
+    let runs_script = line.commands().any(|command| {
+        let words = &command.words;
+        let is_run = words.iter().any(|word| is_python(word) || word == "srun")
+            || program(words).is_some_and(is_script);
+        is_run && words.iter().any(|word| is_script(word))
+    });
+    is_agent(line) || is_phalanx(line, "train") || runs_script
+}
+
+/// Whether it only says what a word stands for.
+fn is_assignment(line: &Line<'_>) -> bool {
+    let first = line.words.first();
+    first.is_some_and(|word| {
+        word.contains('=') || ["export", "declare", "local", "readonly"].contains(&word.as_str())
+    })
 }
 
 impl<'a> Script<'a> {
@@ -130,7 +157,7 @@ fn time(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
     let parts_are_numbers =
         |text: &str| !text.is_empty() && text.split([':', '-']).all(|part| part.parse::<u32>().is_ok());
     if let Ok(minutes) = value.parse::<u64>()
-        && minutes <= 96
+        && is_of_hours(minutes)
     {
         let why = format!("{minutes} is minutes");
         return one(
@@ -147,10 +174,16 @@ fn time(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
     one(line, why, format!("#SBATCH --time={hours}:00:00"))
 }
 
+/// Whether it is a number that people think of in hours.
+fn is_of_hours(number: u64) -> bool {
+    matches!(number, 1..10 | 12 | 18 | 24 | 36 | 48 | 72 | 96)
+}
+
 fn memory(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
     let names = ["--mem", "--mem-per-cpu", "--mem-per-gpu"];
     let found = names.iter().filter_map(|name| Some((name, script.directives.number(&[*name])?)));
-    let small = found.filter(|(_, (_, megabytes))| (1..1024).contains(megabytes));
+    let least = |name: &str| if name == "--mem-per-cpu" { 64 } else { 1024 };
+    let small = found.filter(|(name, (_, megabytes))| (1..least(name)).contains(megabytes));
     small
         .map(|(name, (line, n))| (line, format!("{n} is megabytes"), format!("#SBATCH {name}={n}G")))
         .collect()
@@ -185,6 +218,10 @@ fn open_mode(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
 
 fn tasks(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
     let (nodes, per_node) = (script.directives.nodes(), script.tasks_per_node());
+    // Without it there are as many nodes as the tasks need.
+    if script.directives.get(&["--nodes", "-N"]).is_none() || script.directives.is_several_jobs() {
+        return Vec::new();
+    }
     match (script.directives.number(&["--ntasks", "-n"]), per_node) {
         (Some((line, total)), Some((_, per_node))) if total != nodes * per_node => one(
             line,
@@ -201,7 +238,7 @@ fn tasks(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
 fn cpus_per_task(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
     let Some((_, cpus)) = script.directives.get(&["--cpus-per-task", "-c"]) else { return Vec::new() };
     let exported = script.lines.iter().any(|line| line.text.contains("SRUN_CPUS_PER_TASK"));
-    if exported || cpus == "1" {
+    if exported || cpus == "1" || script.directives.is_several_jobs() {
         return Vec::new();
     }
     let bare = script.steps().filter(|step| step.flag(&["--cpus-per-task", "-c"]).is_none());
@@ -216,15 +253,18 @@ fn cpus_per_task(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
 
 fn one_node(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
     let nodes = script.directives.nodes();
-    if nodes < 2 {
+    let starts_elsewhere = |line: &Line<'_>| LAUNCHERS.iter().any(|launcher| line.runs(launcher));
+    if nodes < 2 || script.directives.is_several_jobs() || script.lines.iter().any(|line| line.runs("ray")) {
         return Vec::new();
     }
-    let bare = script
-        .lines
-        .iter()
-        .filter(|line| is_training(line) && !line.runs("srun") && !line.text.contains("ssh "));
+    let bare = script.lines.iter().filter(|line| {
+        is_training(line) && !line.runs("srun") && !line.text.contains("ssh ") && !starts_elsewhere(line)
+    });
     // A command that is kept in a variable is started elsewhere.
-    let bare = bare.filter(|line| !line.words.first().is_some_and(|word| word.contains('=')));
+    let bare = bare.filter(|line| !is_assignment(line));
+    // What one process does before all train, or behind that.
+    let has_step = script.steps().any(is_training);
+    let bare = bare.filter(|line| !has_step || is_agent(line) || is_phalanx(line, "train"));
     // Nor can srun run a function, which may well run srun.
     let is_function = |name: &str| script.functions.iter().any(|function| function == name);
     let is_called = |command: &Line<'_>| {
@@ -298,6 +338,10 @@ fn node_rank(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
             let why = format!(
                 "{value} is expanded once, by the script, which runs on node 0: every node is told 0"
             );
+            if step.text.contains("bash -c \"") {
+                // What else stands there may be meant for the script.
+                return (step.number, why, step.text.replacen(&value, &format!("\\{value}"), 1));
+            }
             let (before, command) = step
                 .text
                 .split_once(AGENTS.iter().find(|a| step.runs(a)).copied().unwrap_or("torchrun"))
@@ -338,16 +382,52 @@ fn port(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
         let (_, rest) = line.text.split_once("MASTER_PORT=")?;
         Some(rest.trim_matches(|c| "\"'".contains(c)).to_owned())
     };
+    let why = "two jobs that share a node would take the same port";
+    const FREE: &str = "$((20000 + SLURM_JOB_ID % 12000))";
     let fixed = script.lines.iter().filter_map(|line| {
         let value = value(line)?;
         let digits = value.split_whitespace().next().unwrap_or_default().trim_matches('"');
-        digits.parse::<u16>().is_ok().then_some(line)
+        let is_fixed = digits.parse::<u16>().is_ok();
+        is_fixed.then(|| (line.number, why.into(), format!("export MASTER_PORT={FREE}")))
     });
-    fixed
+    let typed = script.lines.iter().filter(|line| is_agent(line)).filter_map(|line| {
+        let endpoint = line.flag(&["--rdzv-endpoint"]);
+        let of_endpoint = endpoint.and_then(|endpoint| Some(endpoint.rsplit_once(':')?.1.to_owned()));
+        let port = of_endpoint.or_else(|| line.flag(&["--master-port", "--main-process-port"]))?;
+        // 0 is a free one.
+        port.parse::<u16>().ok().filter(|port| *port > 0)?;
+        let at = line.text.rfind(&port)?;
+        let instead = format!("{}{FREE}{}", &line.text[..at], &line.text[at + port.len()..]);
+        Some((line.number, why.into(), instead))
+    });
+    fixed.chain(typed).collect()
+}
+
+/// Torchrun's own, on several nodes of which none is told where the others are.
+fn agent_endpoint(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
+    let names = ["--rdzv-endpoint", "--master-addr", "--standalone"];
+    let is_told = |line: &Line<'_>| {
+        let of_environment = ["PET_RDZV_ENDPOINT", "PET_MASTER_ADDR"];
+        let words = &line.words;
+        // More of them may be in a variable.
+        let is_open = |(at, word): (usize, &String)| {
+            word.starts_with('$') && at.checked_sub(1).is_none_or(|before| !words[before].starts_with('-'))
+        };
+        line.flag(&names).is_some()
+            || words.iter().enumerate().any(is_open)
+            || script.lines.iter().any(|line| of_environment.iter().any(|name| line.text.contains(name)))
+    };
+    let is_torchrun = |line: &&Line<'_>| line.runs("torchrun") || line.runs("torch.distributed.run");
+    if script.directives.nodes() < 2 {
+        return Vec::new();
+    }
+    let found = script.steps().filter(is_torchrun).filter(|line| !is_told(line));
+    found
         .map(|line| {
-            let why = "two jobs that share a node would take the same port";
-            let instead = "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))";
-            (line.number, why.into(), instead.into())
+            let why = "without an endpoint each node looks for the others on itself";
+            let endpoint = "--rdzv-backend=c10d --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT";
+            let agent = if line.runs("torchrun") { "torchrun" } else { "torch.distributed.run" };
+            (line.number, why.into(), line.text.replacen(agent, &format!("{agent} {endpoint}"), 1))
         })
         .collect()
 }
@@ -356,12 +436,16 @@ fn bad_exit(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
     if script.tasks().is_none_or(|tasks| tasks < 2) {
         return Vec::new();
     }
-    let kills = ["--kill-on-bad-exit", "-K", "--wait", "-W"];
-    let steps = script.steps().filter(|step| is_training(step) && !is_agent(step));
+    let kills = |step: &Line<'_>| {
+        // A wait of 0 has no end.
+        step.flag(&["--kill-on-bad-exit", "-K"]).is_some()
+            || step.flag(&["--wait", "-W"]).is_some_and(|seconds| seconds != "0")
+    };
+    let is_alone = |step: &Line<'_>| step.flag(&["--ntasks", "-n"]).is_some_and(|tasks| tasks == "1");
+    let steps = script.steps().filter(|step| is_training(step) && !is_agent(step) && !is_alone(step));
     steps
         .filter(|step| {
-            step.flag(&kills).is_none()
-                && !script.lines.iter().any(|line| line.text.contains("SLURM_KILL_BAD_EXIT"))
+            !kills(step) && !script.lines.iter().any(|line| line.text.contains("SLURM_KILL_BAD_EXIT"))
         })
         .map(|step| {
             let why = "when one rank fails, srun leaves the others waiting for it until the time is up";
@@ -461,6 +545,12 @@ fn exit_code(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
     let Some(last) = script.lines.last().filter(|_| script.lines.iter().any(is_training)) else {
         return Vec::new();
     };
+    let is_asked = |line: &Line<'_>| {
+        line.words.first().is_some_and(|word| ["if", "elif", "while", "until"].contains(&word.as_str()))
+    };
+    if script.lines.iter().any(|line| is_training(line) && is_asked(line)) {
+        return Vec::new();
+    }
     let stops = script.lines.iter().any(|line| {
         line.text.starts_with("set -") && (line.text.contains('e') || line.text.contains("errexit"))
     });
@@ -492,8 +582,22 @@ fn exit_code(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
 
 /// Whether this goes well whatever was before it.
 fn is_idle(words: &[String]) -> bool {
-    program(words)
-        .is_some_and(|program| ["echo", "date", "deactivate", "printf", "module"].contains(&program))
+    const IDLE: [&str; 13] = [
+        "echo",
+        "date",
+        "deactivate",
+        "printf",
+        "module",
+        "cat",
+        "ls",
+        "tail",
+        "hostname",
+        "seff",
+        "sacct",
+        "nvidia-smi",
+        "conda",
+    ];
+    program(words).is_some_and(|program| IDLE.contains(&program))
 }
 
 fn background(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {

@@ -28,6 +28,8 @@ fn each_mistake_is_found_and_its_repair_is_none() {
     check("variable-in-directive", 3, &["#SBATCH --output=$HOME/%j.out"], &["#SBATCH --output=%j.out"]);
     check("time", 3, &["#SBATCH --time=8h"], &["#SBATCH --time=8:00:00"]);
     check("time", 3, &["#SBATCH -t 24"], &["#SBATCH -t 1-00:00"]);
+    check("time", 3, &["#SBATCH -t 48"], &["#SBATCH --time=30"]);
+    check("memory", 3, &["#SBATCH --mem-per-cpu=4"], &["#SBATCH --mem-per-cpu=512"]);
     check("memory", 3, &["#SBATCH --mem=64"], &["#SBATCH --mem=64G"]);
     check("output-folder", 3, &["#SBATCH -o out/%j.txt"], &["#SBATCH -o logs/%j.txt"]);
     check("open-mode", 3, &["#SBATCH --requeue"], &["#SBATCH --requeue", "#SBATCH --open-mode=append"]);
@@ -82,6 +84,18 @@ fn each_mistake_is_found_and_its_repair_is_none() {
         &["#SBATCH --gres=gpu:a100:4", "torchrun --nproc_per_node=4 t.py"],
     );
     check(
+        "agent-endpoint",
+        4,
+        &[two, "srun torchrun --nnodes=2 --nproc_per_node=8 t.py"],
+        &[two, "srun torchrun --nnodes $SLURM_NNODES --rdzv_endpoint $head:$port t.py"],
+    );
+    check(
+        "agent-endpoint",
+        4,
+        &[two, "srun python -m torch.distributed.run t.py"],
+        &[two, "srun torchrun $ARGS t.py"],
+    );
+    check(
         "node-rank",
         4,
         &[two, "srun torchrun --node_rank=$SLURM_NODEID t.py"],
@@ -99,6 +113,23 @@ fn each_mistake_is_found_and_its_repair_is_none() {
         3,
         &["export MASTER_PORT=29500"],
         &["export MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))"],
+    );
+    check(
+        "port",
+        3,
+        &["srun torchrun --rdzv_endpoint $head:29500 t.py"],
+        &["srun torchrun --rdzv_endpoint $head:$port t.py", "torchrun --rdzv-endpoint localhost:0 t.py"],
+    );
+    check("port", 3, &["torchrun --master-port 29500 t.py"], &["torchrun --master-port=$port t.py"]);
+    check(
+        "bad-exit",
+        4,
+        &["#SBATCH --ntasks=8", "srun --wait=0 python train.py"],
+        &[
+            "#SBATCH --ntasks=8",
+            "srun -n1 -c4 python sweep.py 1 &",
+            "srun -n1 -c4 python sweep.py 2 & wait $!",
+        ],
     );
     check(
         "bad-exit",
@@ -137,6 +168,12 @@ fn each_mistake_is_found_and_its_repair_is_none() {
         &["#SBATCH --array=0-3", "scontrol requeue ${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"],
     );
     check("exit-code", 4, &["python train.py", "echo done"], &["set -e", "python train.py", "echo done"]);
+    check(
+        "exit-code",
+        4,
+        &["python train.py", "cat log"],
+        &["if ! python train.py; then", "exit 1", "fi", "echo done"],
+    );
     check("exit-code", 3, &["python train.py; echo done"], &["echo begun && python train.py"]);
     check("exit-code", 3, &["python train.py || echo failed"], &["python train.py && echo done"]);
     check("exit-code", 4, &["python train.py", "echo 1 && date"], &["python train.py || exit 1"]);
@@ -157,6 +194,35 @@ fn each_mistake_is_found_and_its_repair_is_none() {
         &["#SBATCH --gpus-per-node=2", "export CUDA_VISIBLE_DEVICES=0,1"],
         &["#SBATCH --gpus-per-node=2"],
     );
+}
+
+/// What others of a site's scripts do is right as it is.
+#[test]
+fn what_starts_its_ranks_otherwise_is_let_be() {
+    let two = "#SBATCH --nodes=2";
+    for lines in [
+        &["mpirun -np $SLURM_NTASKS python train.py"][..],
+        &["deepspeed --hostfile hosts train.py"],
+        &["phalanx data fetch mnist", "srun phalanx train mnist"],
+        &["cp train.py $TMPDIR/", "srun -K1 python $TMPDIR/train.py"],
+        &["python prepare_data.py", "srun -K1 python train.py", "python evaluate.py"],
+        &["srun ray start --head &", "python driver.py"],
+        &["export SCRIPT=train.py", "srun -K1 python $SCRIPT"],
+        &[
+            "#SBATCH --ntasks=8",
+            "#SBATCH hetjob",
+            "#SBATCH --ntasks-per-node=4",
+            "srun -K1 python t.py : python u.py",
+        ],
+    ] {
+        assert_eq!(found(&[&[two], lines].concat()), [], "{lines:?}");
+    }
+    assert_eq!(found(&["#SBATCH --ntasks=8", "#SBATCH --ntasks-per-node=4", "srun -K1 python t.py"]), []);
+    let quoted = "srun bash -c \"torchrun --node-rank $SLURM_NODEID --master-addr $A t.py\"";
+    let all = lint(&format!("#!/bin/bash\n{two}\n{quoted}\n"), &|_| true);
+    let instead = quoted.replace("$SLURM", "\\$SLURM");
+    assert_eq!(all[0].instead, instead);
+    assert_eq!(lint(&format!("#!/bin/bash\n{two}\n{instead}\n"), &|_| true), []);
 }
 
 #[test]
@@ -289,14 +355,8 @@ fn no_script_is_too_mad() {
 #[test]
 fn quotes_go_on_over_lines() {
     let two = "#SBATCH --nodes=2";
-    let script = [
-        "srun bash -c '",
-        "  # it has two",
-        "  cd work",
-        "  torchrun --nproc_per_node=8 \\",
-        "    t.py",
-        "'",
-    ];
+    let script =
+        ["srun bash -c '", "  # it has two", "  cd work", "  torchrun --master-addr=$A \\", "    t.py", "'"];
     assert_eq!(found(&[&[two], &script[..]].concat()), []);
     // What they are given to has its mistakes all the same, in its line, and what stands behind them is read as ever.
     let alone = ["bash -c \"", "torchrun t.py", "\"", "python train.py"];
