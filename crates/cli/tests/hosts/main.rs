@@ -266,9 +266,9 @@ fn hosts_that_answer_otherwise_or_not_at_all_are_told_by_name() {
     // The shell's own files may print anything.
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let at = ["--rdzv-endpoint", &free.to_string()];
-    check(&format!("echo welcome; {here}"), &at, 0, &["[a rank0]: done", "[b rank1]: done"]);
+    check(&format!("echo welcome; printf title; {here}"), &at, 0, &["[a rank0]: done", "[b rank1]: done"]);
     let silent = format!("[ $host = b ] && exec sleep 600\n{here}");
-    check(&silent, &["--hosts-patience", "5"], 1, &["error: b: no answer within 5 s", "ssh a true"]);
+    check(&silent, &["--hosts-patience", "5"], 1, &["error: b: no answer within 5 s", "ssh b true"]);
     check(&format!("[ $host = b ] && exit 255\n{here}"), &meet, 1, &["error: b: ssh has failed"]);
     check(&format!("[ $host = b ] && exit 9\n{here}"), &meet, 1, &["b: ", "ended with code 9"]);
     let other = "[ $host = b ] && { read line; echo 'phalanx-host {\"facts\":{\"version\":\"9.9.9\"}}'; read line; \
