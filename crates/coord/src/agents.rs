@@ -12,8 +12,8 @@ use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// How long a connection may stay without a word: longer than the fleet puts up with silence, so that it is the one who tells.
-const READ_LIMIT: Duration = Duration::from_secs(10);
+/// How long a connection may stay without a word: longer than any fleet puts up with silence, so that it is the one who tells.
+const READ_LIMIT: Duration = Patience::MOST_SILENCE.saturating_add(Duration::from_secs(10));
 /// How long a message to an agent may take to be handed to the system.
 const SAY_LIMIT: Duration = Duration::from_millis(500);
 
@@ -301,8 +301,9 @@ impl Agents {
 
     /// Tells how the run stands, if that may be new, and does what is ordered: first what others mustn't wait for, nor come before.
     fn carry_out(&self, desk: &mut Desk, orders: Vec<Order>, now: Instant, is_news: bool) {
-        let is_first =
-            |order: &Order| matches!(order, Order::Drop(_) | Order::Resume(..) | Order::Refuse(..));
+        let is_first = |order: &Order| {
+            matches!(order, Order::Drop(_) | Order::Resume(..) | Order::Refuse(..) | Order::GoneOn(_))
+        };
         let has_orders = !orders.is_empty();
         let (first, then) = orders.into_iter().partition(is_first);
         self.follow(desk, first);
@@ -371,6 +372,10 @@ impl Agents {
                 Order::Refuse(id, reason) => {
                     tell(&id, &ToAgent::Refused { reason });
                     // It closes its end once it has read this.
+                    links.get(&id).map(|link| link.shutdown(Shutdown::Write));
+                }
+                Order::GoneOn(id) => {
+                    tell(&id, &ToAgent::GoneOn);
                     links.get(&id).map(|link| link.shutdown(Shutdown::Write));
                 }
                 Order::Drop(id) => drop(links.get(&id).map(|link| link.shutdown(Shutdown::Both))),

@@ -63,6 +63,11 @@ pub struct Patience {
     pub silence: Duration,
 }
 
+impl Patience {
+    /// The longest silence that may be put up with.
+    pub const MOST_SILENCE: Duration = Duration::from_secs(300);
+}
+
 impl Default for Patience {
     /// 3 seconds, 10 minutes, 2 seconds.
     fn default() -> Patience {

@@ -144,8 +144,7 @@ impl RollCall {
             back.iter().filter(|(_, back)| !is_led(&standing, back)).map(|(id, _)| *id).collect();
         let left = Legacy { standing: &standing, leader: own, ended: &ended, back: &back };
         let (mut fleet, mut orders) = Fleet::resume(terms, patience, &left, now, clock_ms);
-        let given_up = |id| Order::Refuse(id, "the others have gone on without this node".into());
-        orders.extend(strangers.into_iter().map(given_up));
+        orders.extend(strangers.into_iter().map(Order::GoneOn));
         for (id, said) in held {
             orders.extend(fleet.heed(now, Event::Said(id, said)));
         }

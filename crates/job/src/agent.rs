@@ -102,6 +102,8 @@ pub enum ToAgent {
         /// Why.
         reason: String,
     },
+    /// The others took its node for lost, and have gone on without it. It may come anew.
+    GoneOn,
     /// What was led before is not known here.
     Stranger,
     /// The coordinator is alive.

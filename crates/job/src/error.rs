@@ -86,12 +86,10 @@ pub enum Error {
         reason: String,
     },
     /// The others took this agent's node for lost, and have gone on without it.
-    #[error("the coordinator at {address}: {reason}")]
+    #[error("the coordinator at {address}: the others have gone on without this node")]
     GivenUp {
         /// Where they are led from.
         address: SocketAddr,
-        /// In words.
-        reason: String,
     },
     /// The coordinator doesn't take this worker.
     #[error("the coordinator at {address} refused this worker: {reason}")]

@@ -88,6 +88,10 @@ struct Agent<'a> {
     scouted: BTreeSet<SocketAddr>,
     /// Nobody else writes to the logs of who leads.
     claim: Option<Claim>,
+    /// Whether it has had workers.
+    has_played: bool,
+    /// Since when those that it was sent to can't be reached.
+    unreached: Option<Instant>,
 }
 
 /// What follows for a node without workers.
@@ -129,7 +133,7 @@ pub(crate) fn run(mut crew: Crew<'_>, nodes: &Nodes) -> Result<Outcome, LaunchEr
         role: crew.spec.role.clone(),
         node_rank: nodes.node_rank,
         terms: terms.clone(),
-        clock_ms: (!nodes.unchecked).then(clock_ms),
+        clock_ms: None,
     };
     let Place { link, coordinator, standby, claim } = place;
     let (whereabouts, whereabouts_fd) = whereabouts(link.coordinator())?;
@@ -162,6 +166,8 @@ pub(crate) fn run(mut crew: Crew<'_>, nodes: &Nodes) -> Result<Outcome, LaunchEr
         reached: Arc::default(),
         scouted: BTreeSet::new(),
         claim,
+        has_played: false,
+        unreached: None,
     };
     let over = agent.take_part();
     agent.link.close();
@@ -187,7 +193,7 @@ fn terms(spec: &LaunchSpec, nodes: &Nodes) -> Terms {
 impl Agent<'_> {
     /// Joins, and goes from generation to generation.
     fn take_part(&mut self) -> Result<Over, LaunchError> {
-        self.link.say(&FromAgent::Join(self.node.clone()))?;
+        self.link.say(&FromAgent::Join(self.newcomer()))?;
         self.beats = Some(self.keep_in_touch()?);
         loop {
             let seat = match self.wait()? {
@@ -242,12 +248,17 @@ impl Agent<'_> {
             match news {
                 News::Fleet(ToAgent::Begin(seat)) => return Ok(Next::Begin(seat)),
                 News::Fleet(ToAgent::End(end)) => return Ok(Next::Over(Over::Ended(end))),
+                News::Fleet(ToAgent::Refused { reason }) if self.has_played => {
+                    let address = self.link.coordinator();
+                    return Ok(Next::Over(Over::Alone(Error::Broken { address, reason })));
+                }
                 News::Fleet(ToAgent::Refused { reason }) => return Err(LaunchError::Refused { reason }),
                 News::Fleet(ToAgent::Told { words }) => self.crew.tell(Report::Told { words }),
                 News::Fleet(ToAgent::Standing(standing)) => self.heed_standing(*standing),
-                News::Fleet(ToAgent::Elsewhere { address }) => {
-                    led = self.go_elsewhere(address, "the run goes on elsewhere: joining it");
-                }
+                News::Fleet(ToAgent::Elsewhere { address }) => match self.go_elsewhere(address) {
+                    Err(error) if self.is_lost_elsewhere() => return Ok(Next::Over(Over::Alone(error))),
+                    gone => led = gone,
+                },
                 News::Fleet(ToAgent::Farewell) => {
                     if let Some(signal) = self.asked {
                         return Ok(Next::Over(Over::Left(signal)));
@@ -271,6 +282,11 @@ impl Agent<'_> {
                 return Ok(Next::Over(over));
             }
         }
+    }
+
+    /// This node as it tells of itself where it comes, by its clock of now.
+    fn newcomer(&self) -> Node {
+        Node { clock_ms: (!self.nodes.unchecked).then(clock_ms), ..self.node.clone() }
     }
 
     /// Tells the coordinator that a signal asks this node to end.
@@ -311,6 +327,7 @@ impl Agent<'_> {
     fn play(&mut self, seat: Seat) -> Result<Option<Error>, LaunchError> {
         let generation = seat.generation;
         self.crew.watch.begin(generation);
+        self.has_played = true;
         self.undecided.clear();
         self.finished.clear();
         self.given_up.clear();

@@ -5,9 +5,11 @@ use crate::news::News;
 use crate::output::{Console, Stream};
 use crate::prefix::{Named, Prefix};
 use crate::spec::{LaunchError, LaunchSpec};
+use nix::sys::stat::fstat;
 use phalanx_job::host_name;
 use phalanx_wire::Rank;
 use std::io::Write;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
@@ -32,13 +34,19 @@ pub(crate) fn outlet<T: Send + 'static>(
     Ok(sender)
 }
 
+/// Whether what is written to these goes to one place, as a terminal.
+fn are_one(a: impl AsFd, b: impl AsFd) -> bool {
+    let [a, b] = [fstat(a), fstat(b)].map(|stat| stat.map(|stat| (stat.st_dev, stat.st_ino)));
+    a.is_ok() && a == b
+}
+
 /// Writes so that it is seen, whether or not it ends a line.
 fn whole(mut to: impl Write, bytes: &[u8]) -> std::io::Result<()> {
     to.write_all(bytes)?;
     to.flush()
 }
 
-/// Where the console's next character goes.
+/// Where the next character goes of a console, or of the file in its place.
 #[derive(Default)]
 struct Cursor {
     /// Who has written a line that isn't ended, by what stands before each of its lines.
@@ -102,10 +110,15 @@ impl Lines {
             Console::Lines { prefix, .. } => prefix.clone(),
             Console::FirstRank => None,
         };
-        let mut cursor = Cursor::default();
+        let mut cursors = [Cursor::default(), Cursor::default()];
+        let are_one = are_one(std::io::stdout(), std::io::stderr());
         let queue =
             outlet("phalanx-console", news, move |(prefix, stream, line): (Arc<str>, Stream, Vec<u8>)| {
-                let bytes = cursor.write(&prefix, &line);
+                let cursor = match stream {
+                    Stream::Err if !are_one => 1,
+                    Stream::Out | Stream::Err => 0,
+                };
+                let bytes = cursors[cursor].write(&prefix, &line);
                 // A console that is gone (a closed pipe) doesn't end the run.
                 let _ = match stream {
                     Stream::Out => whole(std::io::stdout().lock(), &bytes),

@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io::{ErrorKind, PipeReader, Read, Write};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Once};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 /// What is shown of the workers' output; all of it is in the logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,10 +68,12 @@ pub(crate) enum Stream {
 
 /// How many of a worker's last lines are kept for the report.
 const KEPT_LINES: usize = 12;
+/// How many bytes of each, the last.
+const MOST_KEPT: usize = 1 << 14;
 /// How much is read at once.
 const READ: usize = 1 << 16;
 /// A longer line is passed on in pieces, between which others may be shown.
-const MAX_LINE: usize = 1 << 20;
+const MAX_LINE: usize = 1 << 18;
 /// What has no end by then is passed on as it is.
 const LINE_TIME: Duration = Duration::from_millis(100);
 /// What is still taken from a stream once the run is over: as much as a pipe holds.
@@ -138,7 +140,7 @@ pub(crate) fn copy_lines(
 ) -> std::io::Result<()> {
     let (mut buffer, mut logged, mut shown) = (vec![0; READ], Vec::new(), Vec::new());
     let (mut of_log, mut of_shown) = (Stamper::default(), Stamper::default());
-    let mut is_open = false;
+    let (mut is_open, mut since) = (false, Instant::now());
     let mut line = |shown: &mut Vec<u8>| {
         let is_open = !shown.ends_with(b"\n");
         show(std::mem::take(shown));
@@ -155,6 +157,9 @@ pub(crate) fn copy_lines(
             read => read?,
         };
         let (piece, time) = (&buffer[..read], stamp(SystemTime::now()));
+        if shown.is_empty() || piece.contains(&b'\n') {
+            since = Instant::now();
+        }
         if times != LogTimes::Nowhere {
             logged.clear();
             of_log.add(piece, &time, &mut logged);
@@ -181,8 +186,10 @@ pub(crate) fn copy_lines(
             }
             return Ok(());
         }
-        // A bar writes its line again and again.
-        if shown.len() >= MAX_LINE || shown.contains(&b'\r') {
+        let rest = piece.rsplit(|&byte| byte == b'\n').next().unwrap_or_default();
+        // A bar writes its line again and again, and dots may come one by one.
+        let is_due = shown.len() >= MAX_LINE || rest.contains(&b'\r') || since.elapsed() >= LINE_TIME;
+        if is_due && !shown.is_empty() {
             is_open = line(&mut shown);
         }
     }
@@ -199,18 +206,19 @@ pub(crate) struct Tail {
 impl Tail {
     /// Adds a line, or a piece of one.
     pub(crate) fn push(&mut self, piece: &[u8]) {
-        let begun = if std::mem::replace(&mut self.is_open, !piece.ends_with(b"\n")) {
-            self.lines.pop_back().unwrap_or_default()
-        } else {
-            String::new()
+        let text = String::from_utf8_lossy(piece);
+        let line = match std::mem::replace(&mut self.is_open, !piece.ends_with(b"\n")) {
+            true => self.lines.pop_back().unwrap_or_default() + &text,
+            false => text.into_owned(),
         };
-        let text = begun + &String::from_utf8_lossy(piece);
-        // What stands before a carriage return is written over.
-        let text = text.trim_end_matches(['\n', '\r']).rsplit('\r').next().unwrap_or_default();
+        // What stands before a carriage return is written over by what follows.
+        let written = line.trim_end_matches(['\n', '\r']).rfind('\r').map_or(0, |at| at + 1);
+        let most = line.len().saturating_sub(MOST_KEPT);
+        let from = (written.max(most)..).find(|&at| line.is_char_boundary(at)).unwrap_or(line.len());
         if self.lines.len() == KEPT_LINES {
             self.lines.pop_front();
         }
-        self.lines.push_back(text.chars().take(MAX_LINE).collect());
+        self.lines.push_back(line[from..].to_owned());
     }
 
     pub(crate) fn lines(&self) -> Vec<String> {
@@ -275,10 +283,12 @@ mod tests {
     #[test]
     fn what_is_written_over_is_no_line_and_pieces_are_one() {
         let mut tail = Tail::default();
-        ["one\n", "\r 10%", "\r 20%", "\n", "name? ", "Ann\n", "\n", "50%\r"]
+        ["one\n", "\r 10%", "\r 20%", "\n", "name? ", "Ann\n", "\n", "1%\r", "2%\r", "\n", "50%\r"]
             .iter()
             .for_each(|piece| tail.push(piece.as_bytes()));
-        assert_eq!(tail.lines(), ["one", " 20%", "name? Ann", "", "50%"]);
+        assert_eq!(tail.lines(), ["one", " 20%", "name? Ann", "", "2%", "50%"]);
+        (0..2 * MOST_KEPT).for_each(|_| tail.push("ä".as_bytes()));
+        assert_eq!(tail.lines()[5].chars().count(), MOST_KEPT / 2);
     }
 
     #[test]

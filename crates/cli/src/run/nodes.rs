@@ -148,10 +148,11 @@ fn patience(conf: &[(&str, &str)]) -> Result<Patience, WrongUsage> {
         (None, None) => usual.silence,
         _ => interval.unwrap_or(KEEP_ALIVE.0) * attempts.unwrap_or(KEEP_ALIVE.1),
     };
-    if !(LEAST_SILENCE..=phalanx_launch::MAX_GRACE).contains(&silence) {
-        let (least, found) = (LEAST_SILENCE.as_secs(), silence.as_secs_f64());
+    if !(LEAST_SILENCE..=Patience::MOST_SILENCE).contains(&silence) {
+        let [least, most] = [LEAST_SILENCE, Patience::MOST_SILENCE].map(|limit| limit.as_secs());
+        let found = silence.as_secs_f64();
         return Err(WrongUsage(format!(
-            "--rdzv-conf keep_alive_interval times keep_alive_max_attempt is {found} s: must be from {least} s to a day"
+            "--rdzv-conf: keep_alive_interval times keep_alive_max_attempt is {found} s: must be from {least} to {most} s"
         )));
     }
     Ok(Patience {

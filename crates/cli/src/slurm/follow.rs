@@ -178,8 +178,10 @@ impl View<'_> {
         if let [job] = jobs.as_slice()
             && !job.is_pending()
         {
-            let before = self.before;
-            if let Some(progress) = self.progress.get_or_insert_with(|| RunFile::of(job, before)) {
+            if self.progress.is_none() {
+                self.progress = RunFile::of(job, self.before);
+            }
+            if let Some(Some(progress)) = &mut self.progress {
                 progress.show(self.as_json);
             }
         }
@@ -264,7 +266,7 @@ fn exit_code(job: &JobView) -> u8 {
     match job.state.as_str() {
         "COMPLETED" => 0,
         // As a shell tells of signals.
-        _ if job.exit_code == 0 && job.signal > 0 => u8::try_from(128 + job.signal).unwrap_or(1),
+        "FAILED" if job.exit_code == 0 && job.signal > 0 => u8::try_from(128 + job.signal).unwrap_or(1),
         _ => u8::try_from(job.exit_code).ok().filter(|&code| code > 0).unwrap_or(1),
     }
 }
@@ -278,12 +280,14 @@ struct RunFile {
 }
 
 impl RunFile {
-    /// That of a job with a script of ours, from this byte on.
-    fn of(job: &JobView, before: u64) -> Option<RunFile> {
+    /// That of a job, from this byte on, if its script is one of ours; none as long as the controller doesn't say.
+    fn of(job: &JobView, before: u64) -> Option<Option<RunFile>> {
         let script = queue::script(&job.job).ok()?;
         let folder = job.folder.clone().map_or_else(PathBuf::new, PathBuf::from);
-        let path = folder.join(run_dir(&script, &job.job)?).join(EVENTS);
-        Some(RunFile { path, read: before, shown: TrainBar::new(None, None), rest: Vec::new() })
+        Some(run_dir(&script, &job.job).map(|run_dir| {
+            let path = folder.join(run_dir).join(EVENTS);
+            RunFile { path, read: before, shown: TrainBar::new(None, None), rest: Vec::new() }
+        }))
     }
 
     /// Shows what is new; a file that isn't there yet, or not here, tells nothing.

@@ -392,6 +392,29 @@ fn a_run_that_needs_the_node_of_the_coordinator_ends_and_says_so() {
     assert!(!Path::new(&format!("/proc/{worker}")).exists(), "a worker runs on");
 }
 
+/// It hears where they have gone to, and finds nobody there.
+#[test]
+fn a_first_node_that_stood_still_until_the_others_had_finished_ends() {
+    let site = Site::new(&["--nnodes", "1:3", "--rdzv-conf", "last_call_timeout=5"]);
+    let script = "echo $RANK of $WORLD_SIZE; test $WORLD_SIZE = 2 || exec sleep 60";
+    let mut a = site.start("a", &[], script);
+    a.waits_for_others();
+    let [mut b, mut c] = ["b", "c"].map(|name| site.start(name, &[], script));
+    let mut lines = [a.line(), b.line(), c.line()];
+    lines.sort();
+    assert_eq!(lines, ["0 of 3", "1 of 3", "2 of 3"]);
+    a.signal("-STOP");
+    for agent in [b, c] {
+        let (code, out, said) = agent.end();
+        assert!(code == 0 && out.ends_with(" of 2\n"), "{code} {out}: {said}");
+    }
+    let woke = Instant::now();
+    a.signal("-CONT");
+    let (code, _, said) = a.end();
+    assert!(code == 1 && said.contains("error: "), "{code}: {said}");
+    assert!(woke.elapsed() < Duration::from_secs(20), "{:?}", woke.elapsed());
+}
+
 #[test]
 fn a_node_that_comes_makes_the_run_larger_and_one_that_leaves_smaller() {
     let flags = ["--nnodes", "1:2", "--rdzv-conf", "last_call_timeout=0.2", "--exit-code-to", "code"];

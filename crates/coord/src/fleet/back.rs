@@ -13,7 +13,7 @@ impl Fleet {
             // One that never had a number here means another run, which began before this one and was led from this address.
             return todo.push(match self.known.contains(&back.standby) {
                 false => Order::Estrange(id),
-                true => Order::Refuse(id, "the others have gone on without this node".into()),
+                true => Order::GoneOn(id),
             });
         };
         todo.push(Order::Drop(old));

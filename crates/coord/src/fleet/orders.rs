@@ -14,6 +14,8 @@ use std::time::Duration;
 pub enum Order {
     /// Tell a node that it isn't taken.
     Refuse(NodeId, String),
+    /// Tell a node that the others have gone on without it.
+    GoneOn(NodeId),
     /// Tell all nodes something that people should know.
     Warn(String),
     /// Tell all nodes what is waited for.

@@ -78,8 +78,9 @@ impl Play {
 
     fn heed(&mut self, event: Event) -> Vec<Order> {
         let orders = self.fleet.heed(self.at(), event);
-        self.beating
-            .retain(|id| !orders.iter().any(|order| matches!(order, Order::Refuse(of, _) if of == id)));
+        self.beating.retain(|id| {
+            !orders.iter().any(|order| matches!(order, Order::Refuse(of, _) | Order::GoneOn(of) if of == id))
+        });
         orders
     }
 
@@ -734,7 +735,7 @@ fn who_comes_back_to_a_run_that_it_never_was_in_looks_for_its_own() {
     play.heed(Event::InPlace(Generation(0), true));
     play.heed(Event::Gone(NodeId(2), "its agent's connection ended".into()));
     let late = back("n2", &play);
-    assert_eq!(refused(&play.said(9, late)), "the others have gone on without this node");
+    assert_eq!(play.said(9, late), [Order::GoneOn(NodeId(9))]);
 }
 
 #[test]

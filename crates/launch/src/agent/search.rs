@@ -1,11 +1,13 @@
 //! Looking for who leads the run on once its coordinator is gone, beside the agent, which watches its workers meanwhile. It may
 //! be this agent.
 
+use super::standstill::Beats;
 use phalanx_coord::{Coordinator, Patience, RollCall};
 use phalanx_job::{AgentLink, Error, FromAgent, Node, Return, Standing, Terms, ToAgent, clock_ms};
 use phalanx_wire::{Deadline, Pass};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -22,7 +24,7 @@ const AT_ONCE: usize = 8;
 /// How often those that are missing when the roll is called are called themselves.
 const ROLL: Duration = Duration::from_millis(200);
 /// How many times the length of silence that makes a coordinator lost the search may take.
-const PATIENCE: u32 = 4;
+pub(super) const PATIENCE: u32 = 4;
 
 /// What a search begins with.
 pub(super) struct Search {
@@ -38,6 +40,8 @@ pub(super) struct Search {
     /// Whether it may be this agent that gave no sign of life, so that the others have gone on without it, and may be done by now: where
     /// nobody listens then says nothing of the run.
     pub(super) stood_still: bool,
+    /// Which tell whether it does so later.
+    pub(super) beaten: Arc<Beats>,
     /// What becomes the coordinator, should this agent have to lead.
     pub(super) standby: Option<Coordinator>,
     /// The agents that could be reached once: where nobody listens now, these have ended.
@@ -62,8 +66,10 @@ enum Called {
 
 /// Why an agent isn't led there.
 enum NotLed {
-    /// This node has no part in the run any more, for this reason.
-    GivenUp(String),
+    /// The others have gone on without this node.
+    GivenUp,
+    /// Nobody is led there, for this reason.
+    Refused(String),
     /// Whoever is there knows nothing of the run.
     Stranger,
     /// It was lost, or was called in vain.
@@ -110,15 +116,22 @@ impl Search {
         }
     }
 
+    fn has_stood_still(&self) -> bool {
+        self.stood_still || self.beaten.stood_still()
+    }
+
     /// Calls who has led so far, and may only have stood still for a while.
     fn recall(&mut self, leader: Option<u32>, ended: &mut BTreeSet<u32>) -> Result<Option<Found>, Error> {
+        // Also one that is over by now.
+        self.stood_still = self.has_stood_still();
         match self.call(self.old) {
             Called::Ended => ended.extend(leader),
             Called::Silent => {}
             Called::There(link) => match self.come_back(link) {
                 Ok((link, standing)) => return Ok(Some(self.found(link, standing, None))),
-                Err(NotLed::GivenUp(reason)) => return Err(Error::GivenUp { address: self.old, reason }),
-                Err(NotLed::Stranger) if !self.stood_still => ended.extend(leader),
+                Err(NotLed::GivenUp) => return Err(Error::GivenUp { address: self.old }),
+                Err(NotLed::Refused(reason)) => return Err(Error::Broken { address: self.old, reason }),
+                Err(NotLed::Stranger) if !self.has_stood_still() => ended.extend(leader),
                 Err(NotLed::Stranger | NotLed::Lost) => {}
             },
         }
@@ -144,8 +157,9 @@ impl Search {
                     Called::Ended => drop(ended.insert(*number)),
                     Called::There(link) => match self.come_back(link) {
                         Ok((link, standing)) => return Ok(Some(self.found(link, standing, None))),
-                        Err(NotLed::GivenUp(reason)) => {
-                            return Err(Error::GivenUp { address: *address, reason });
+                        Err(NotLed::GivenUp) => return Err(Error::GivenUp { address: *address }),
+                        Err(NotLed::Refused(reason)) => {
+                            return Err(Error::Broken { address: *address, reason });
                         }
                         Err(NotLed::Stranger | NotLed::Lost) => return Ok(None),
                     },
@@ -184,7 +198,8 @@ impl Search {
                 Ok(link) => return Called::There(link),
                 // A firewall may say the same of one that could never be reached.
                 Err(Error::NobodyListens { .. })
-                    if !self.stood_still && (address == self.old || self.reached.contains(&address)) =>
+                    if !self.has_stood_still()
+                        && (address == self.old || self.reached.contains(&address)) =>
                 {
                     return Called::Ended;
                 }
@@ -219,8 +234,8 @@ impl Search {
         });
         match led {
             Ok((link, standing)) => Ok(Some(self.found(link, standing, Some(coordinator)))),
-            Err(NotLed::GivenUp(reason)) => Err(Error::Broken { address, reason }),
-            Err(NotLed::Stranger | NotLed::Lost) => {
+            Err(NotLed::Refused(reason)) => Err(Error::Broken { address, reason }),
+            Err(NotLed::GivenUp | NotLed::Stranger | NotLed::Lost) => {
                 Err(Error::Broken { address, reason: "this agent can't reach itself".into() })
             }
         }
@@ -249,7 +264,8 @@ impl Search {
             match link.hear().map_err(|_| NotLed::Lost)? {
                 ToAgent::Standing(standing) => return Ok((link, *standing)),
                 ToAgent::Stranger => return Err(NotLed::Stranger),
-                ToAgent::Refused { reason } => return Err(NotLed::GivenUp(reason)),
+                ToAgent::GoneOn => return Err(NotLed::GivenUp),
+                ToAgent::Refused { reason } => return Err(NotLed::Refused(reason)),
                 _ => {}
             }
         }

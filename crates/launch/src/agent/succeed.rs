@@ -1,7 +1,7 @@
 //! Going on under another coordinator.
 
 use super::meet::{Met, Place, meet};
-use super::search::{CALL_LIMIT, Found, Search};
+use super::search::{CALL_LIMIT, Found, PATIENCE, Search};
 use super::{Agent, Over, reserve_port};
 use crate::news::News;
 use crate::report::Report;
@@ -38,11 +38,12 @@ impl Agent<'_> {
             pass: self.pass.clone(),
             patience: self.nodes.patience,
             terms: self.terms.clone(),
-            node: self.node.clone(),
+            node: self.newcomer(),
             standing,
             back,
             old: self.link.coordinator(),
             stood_still: self.beaten.stood_still(),
+            beaten: Arc::clone(&self.beaten),
             standby: self.standby.take(),
             reached: self.reached.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         };
@@ -92,7 +93,7 @@ impl Agent<'_> {
         self.adopt(link, words)?;
         if self.coordinator.is_some() {
             // Nobody else writes there now; one that is silent may still hold it.
-            self.claim = self.crew.logs.claim_logs().ok();
+            self.claim = self.claim.take().or_else(|| self.crew.logs.claim_logs().ok());
             let beacon = self.announce(address, term, old);
             self.beacon = Some(beacon.map_err(|error| Error::Broken { address, reason: error.to_string() })?);
         }
@@ -100,8 +101,8 @@ impl Agent<'_> {
     }
 
     /// Joins where the run is led from, which isn't where nodes meet at first. Where that is gone by now, whoever said so is asked
-    /// again.
-    pub(super) fn go_elsewhere(&mut self, address: SocketAddr, words: &str) -> Result<(), Error> {
+    /// again, as long as a search may take.
+    pub(super) fn go_elsewhere(&mut self, address: SocketAddr) -> Result<(), Error> {
         self.forget_place();
         if let Some(coordinator) = self.coordinator.take() {
             // It tells others who come.
@@ -111,12 +112,33 @@ impl Agent<'_> {
             (self.node.standby, self.node.leads) = (standby.address(), false);
             self.standby = Some(standby);
         }
-        let (deadline, silence) = (Deadline::after(CALL_LIMIT), self.nodes.patience.silence);
-        let Ok(link) = AgentLink::dial(address, &self.pass, deadline, silence) else {
-            std::thread::sleep(ANNOUNCE);
-            return self.link.say(&FromAgent::Join(self.node.clone()));
-        };
-        link.say(&FromAgent::Join(self.node.clone()))?;
+        match self.dial(address) {
+            Ok(link) => self.join_over(link, "the run goes on elsewhere: joining it"),
+            Err(error) => {
+                self.unreached.get_or_insert_with(Instant::now);
+                if self.is_lost_elsewhere() {
+                    return Err(error);
+                }
+                std::thread::sleep(ANNOUNCE);
+                self.link.say(&FromAgent::Join(self.newcomer()))
+            }
+        }
+    }
+
+    /// Whether those that this node was sent to are gone as well.
+    pub(super) fn is_lost_elsewhere(&self) -> bool {
+        let limit = self.nodes.patience.silence * PATIENCE;
+        self.unreached.is_some_and(|since| since.elapsed() >= limit)
+    }
+
+    fn dial(&self, address: SocketAddr) -> Result<AgentLink, Error> {
+        AgentLink::dial(address, &self.pass, Deadline::after(CALL_LIMIT), self.nodes.patience.silence)
+    }
+
+    /// Is led over this link from now on, as a node that has only just come.
+    fn join_over(&mut self, link: AgentLink, words: &str) -> Result<(), Error> {
+        link.say(&FromAgent::Join(self.newcomer()))?;
+        self.unreached = None;
         self.link.close();
         self.adopt(link, words)
     }
@@ -140,15 +162,16 @@ impl Agent<'_> {
             let (kept, port) = reserve_port(self.crew.spec, &self.link)?;
             (self.port, self.node.port) = (kept, port);
         }
-        let led = match self.standby.take().map_or_else(|| stand_by(&self.link, &self.pass), Ok) {
-            Ok(standby) => {
-                // By it those know this node that have lost it.
-                (self.node.standby, self.node.leads) = (standby.address(), false);
-                self.standby = Some(standby);
-                self.go_elsewhere(address, "joining the run anew")
-            }
-            Err(error) => Err(Error::Broken { address, reason: error.to_string() }),
-        };
+        self.forget_place();
+        let broken = |error: std::io::Error| Error::Broken { address, reason: error.to_string() };
+        let standby =
+            self.standby.take().map_or_else(|| stand_by(&self.link, &self.pass), Ok).map_err(broken);
+        let led = standby.and_then(|standby| {
+            // By it those know this node that have lost it.
+            (self.node.standby, self.node.leads) = (standby.address(), false);
+            self.standby = Some(standby);
+            self.join_over(self.dial(address)?, "joining the run anew")
+        });
         Ok(led.err().map(|_| Over::Alone(lost)))
     }
 
@@ -175,7 +198,7 @@ impl Agent<'_> {
         let Place { link, coordinator, standby, claim } = place;
         (self.coordinator, self.standby, self.claim) = (coordinator, standby, claim);
         self.adopt(link, "joining the run")?;
-        self.link.say(&FromAgent::Join(self.node.clone()))?;
+        self.link.say(&FromAgent::Join(self.newcomer()))?;
         Ok(None)
     }
 

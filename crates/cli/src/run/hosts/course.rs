@@ -116,7 +116,8 @@ impl Course {
             let is_failure = |code: &u8| !matches!(code, 0 | &DRAINED | 128..);
             let enough = all().map(code).filter(|code| !is_failure(code)).count() >= self.least;
             let failed = all().map(code).find(is_failure).filter(|_| !enough);
-            return failed.unwrap_or_else(|| all().map(code).max().unwrap_or(0));
+            let well = || all().map(code).filter(|code| !is_failure(code)).max();
+            return failed.or_else(well).unwrap_or(0);
         }
         let enough = all().filter(|ended| ended.is_well()).count() >= self.least;
         match self.first_bad {
@@ -152,6 +153,7 @@ mod tests {
         check(2, None, &[Code(1), Code(143)], 1);
         // A host that was lost before, and that the run could do without.
         check(1, Some(SIGINT), &[Code(130), Lost], 130);
+        check(1, Some(SIGINT), &[Code(0), Lost], 0);
         check(2, Some(SIGINT), &[Code(130), Lost], 1);
         check(2, None, &[Lost, Code(143)], 1);
         check(2, None, &[Code(2), Code(2)], 2);

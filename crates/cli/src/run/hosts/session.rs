@@ -89,13 +89,13 @@ impl Session {
         let (told, heard) = (Arc::clone(&shown), heard.clone());
         let (no_more, errors_over) = sync_channel::<Infallible>(0);
         named("out").spawn(move || {
-            lines(out, |line| match answer_in(line).filter(|_| !told.runs.load(Ordering::Acquire)) {
-                Some(json) => {
-                    if let Ok(answer) = serde_json::from_slice(json) {
-                        let _ = heard.send(Heard::Answer(number, answer));
-                    }
+            lines(out, |line| {
+                let answer = if told.runs.load(Ordering::Acquire) { None } else { answer_in(line) };
+                match answer.map(serde_json::from_slice) {
+                    Some(Ok(answer)) => drop(heard.send(Heard::Answer(number, answer))),
+                    Some(Err(_)) => {}
+                    None => told.show(line, told.workers.is_some(), &mut std::io::stdout()),
                 }
-                None => told.show(line, told.workers.is_some(), &mut std::io::stdout()),
             });
             // What is said last is said there. A process that ssh leaves behind to keep the connection may hold it open.
             let _ = errors_over.recv_timeout(END);

@@ -72,7 +72,7 @@ impl World {
     fn obey(&mut self, orders: Vec<Order>) {
         let (least, most) = (self.play.terms.least as usize, self.play.terms.most as usize);
         for order in orders {
-            let is_late = matches!(order, Order::Refuse(..));
+            let is_late = matches!(order, Order::Refuse(..) | Order::GoneOn(_));
             assert!(!self.over || is_late, "an order after the end: {order:?}");
             match order {
                 Order::Begin(generation, seats) => {
@@ -150,7 +150,7 @@ impl World {
                     let is_apart = |id: &u64| run(id).start >= seats.end || run(id).end <= seats.start;
                     assert!(self.running.keys().all(is_apart));
                 }
-                Order::Refuse(id, _) | Order::Drop(id) => self.forget(id.0),
+                Order::Refuse(id, _) | Order::GoneOn(id) | Order::Drop(id) => self.forget(id.0),
                 Order::End(_, end) => {
                     assert!(self.running.is_empty(), "over, and workers run: {:?}", self.running);
                     assert_eq!(end.setbacks.len(), self.play.fleet.setbacks.len());

@@ -396,7 +396,8 @@ fn port(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
         let port = of_endpoint.or_else(|| line.flag(&["--master-port", "--main-process-port"]))?;
         // 0 is a free one.
         port.parse::<u16>().ok().filter(|port| *port > 0)?;
-        let at = line.text.rfind(&port)?;
+        let flag = ["endpoint", "-port", "_port"].iter().find_map(|name| line.text.find(name))?;
+        let at = flag + line.text[flag..].find(&port)?;
         let instead = format!("{}{FREE}{}", &line.text[..at], &line.text[at + port.len()..]);
         Some((line.number, why.into(), instead))
     });
@@ -421,7 +422,8 @@ fn agent_endpoint(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
     if script.directives.nodes() < 2 {
         return Vec::new();
     }
-    let found = script.steps().filter(is_torchrun).filter(|line| !is_told(line));
+    let is_of_one = |line: &Line<'_>| line.flag(&["--nodes", "-N"]).is_some_and(|nodes| nodes == "1");
+    let found = script.steps().filter(is_torchrun).filter(|line| !is_told(line) && !is_of_one(line));
     found
         .map(|line| {
             let why = "without an endpoint each node looks for the others on itself";
@@ -582,7 +584,7 @@ fn exit_code(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
 
 /// Whether this goes well whatever was before it.
 fn is_idle(words: &[String]) -> bool {
-    const IDLE: [&str; 13] = [
+    const IDLE: [&str; 12] = [
         "echo",
         "date",
         "deactivate",
@@ -595,7 +597,6 @@ fn is_idle(words: &[String]) -> bool {
         "seff",
         "sacct",
         "nvidia-smi",
-        "conda",
     ];
     program(words).is_some_and(|program| IDLE.contains(&program))
 }
