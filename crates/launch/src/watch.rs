@@ -59,6 +59,8 @@ pub(crate) struct Watch {
     pub(crate) failures: Vec<Failure>,
     /// How often that was, as far as it counts.
     pub(crate) restarts: Restarts,
+    /// Whether a worker couldn't go on without what was lost with another, so that whoever ends because of it can't either.
+    part_lost: bool,
     /// The signals that were passed on and that those who come later get, too.
     held: Vec<Signal>,
     /// Which those are.
@@ -134,6 +136,7 @@ impl Watch {
             left_place: None,
             failures: Vec::new(),
             restarts: Restarts::default(),
+            part_lost: false,
             held: Vec::new(),
             holds: spec.held_signals.clone(),
             signals: 0,
@@ -150,6 +153,7 @@ impl Watch {
         let hurry = Arc::new(AtomicBool::new(self.signals > 0));
         (self.generation, self.stop, self.hurry) = (generation, None, hurry);
         (self.in_place, self.left_place, self.released, self.told) = (false, None, false, None);
+        self.part_lost = false;
     }
 
     /// How this generation ended, for who decides what follows.
@@ -158,7 +162,7 @@ impl Watch {
             failed: self.has_failed(),
             for_good: self.cause().is_some_and(|watched| watched.is_for_good(self.was_in_place())),
             asked: self.signals > 0,
-            part_lost: self.cause().is_some_and(Watched::misses_a_part),
+            part_lost: self.cause().is_some_and(|watched| watched.misses_a_part(self.part_lost)),
             drained: self.has_drained(),
             restarts: self.restarts,
             max_restarts: self.max_restarts,
@@ -418,6 +422,7 @@ impl Watch {
                 }
                 if self.workers.iter().all(|w| workers.contains(&w.worker.rank)) {
                     self.restarts = self.restarts.got_over();
+                    self.part_lost = false;
                 }
                 None
             }
@@ -478,6 +483,7 @@ impl Watch {
         let hung = watched.vitals.as_ref().and_then(Vitals::hung_since);
         let lost_at = hung.map_or(after, |since| since.saturating_duration_since(self.start));
         let cause = watched.cause();
+        self.part_lost |= cause == Some(Cause::PartLost);
         // In the place of one whose device is at fault none is started, where others go on.
         let restarts = match cause {
             Some(Cause::Device) => self.restarts,
@@ -575,12 +581,15 @@ impl Watch {
 
     /// The same for who leads the nodes of the run.
     pub(crate) fn worker_failure(&self) -> Option<WorkerFailure> {
-        self.cause()?.worker_failure(self.was_in_place())
+        self.cause()?.worker_failure(self.was_in_place(), self.part_lost)
     }
 
     /// How the worker has failed that was started with this rank.
     pub(crate) fn failure_of(&self, rank: Rank) -> Option<WorkerFailure> {
-        self.workers.iter().find(|w| w.worker.rank == rank)?.worker_failure(self.was_in_place())
+        self.workers
+            .iter()
+            .find(|w| w.worker.rank == rank)?
+            .worker_failure(self.was_in_place(), self.part_lost)
     }
 
     fn cause(&self) -> Option<&Watched> {

@@ -63,7 +63,7 @@ impl Watched {
     }
 
     /// The same for who leads the nodes of the run.
-    pub(super) fn worker_failure(&self, in_place: bool) -> Option<WorkerFailure> {
+    pub(super) fn worker_failure(&self, in_place: bool, part_lost: bool) -> Option<WorkerFailure> {
         let Failure { how, reported, last_lines, .. } = self.failure()?;
         let idle =
             self.vitals.as_ref().and_then(Vitals::hung_since).map_or(Duration::ZERO, |since| since.elapsed());
@@ -77,7 +77,7 @@ impl Watched {
             last_lines: last_lines.into_iter().map(cut).collect(),
             for_good: self.is_for_good(in_place),
             consequence: self.follows(),
-            part_lost: self.misses_a_part(),
+            part_lost: self.misses_a_part(part_lost),
             after_stop: !self.exit.as_ref()?.before_stop,
         })
     }
@@ -92,9 +92,9 @@ impl Watched {
         matches!(self.cause(), Some(Cause::Other | Cause::Refused))
     }
 
-    /// Whether it can't go on without what was lost with another.
-    pub(super) fn misses_a_part(&self) -> bool {
-        self.cause() == Some(Cause::PartLost)
+    /// Whether it can't go on without what was lost with another, or with one of which that is known.
+    pub(super) fn misses_a_part(&self, others_do: bool) -> bool {
+        self.cause() == Some(Cause::PartLost) || (others_do && self.follows())
     }
 
     /// Whether it is known to end for a reason of its own.
