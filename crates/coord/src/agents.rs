@@ -365,19 +365,17 @@ impl Agents {
                 say(link, message);
             }
         };
+        let send_away = |id: &NodeId, message: &ToAgent| {
+            tell(id, message);
+            // It closes its end once it has read this.
+            links.get(id).map(|link| link.shutdown(Shutdown::Write));
+        };
         let tell_all = |message: &ToAgent| links.values().for_each(|link| say(link, message));
         for order in orders {
             tracing::debug!(?order, "the fleet decides");
             match order {
-                Order::Refuse(id, reason) => {
-                    tell(&id, &ToAgent::Refused { reason });
-                    // It closes its end once it has read this.
-                    links.get(&id).map(|link| link.shutdown(Shutdown::Write));
-                }
-                Order::GoneOn(id) => {
-                    tell(&id, &ToAgent::GoneOn);
-                    links.get(&id).map(|link| link.shutdown(Shutdown::Write));
-                }
+                Order::Refuse(id, reason) => send_away(&id, &ToAgent::Refused { reason }),
+                Order::GoneOn(id) => send_away(&id, &ToAgent::GoneOn),
                 Order::Drop(id) => drop(links.get(&id).map(|link| link.shutdown(Shutdown::Both))),
                 Order::Warn(words) => tell_all(&ToAgent::Told { words }),
                 Order::Wait(wait) => tell_all(&ToAgent::Told { words: wait.to_string() }),

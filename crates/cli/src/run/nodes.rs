@@ -130,15 +130,16 @@ const LEAST_SILENCE: Duration = Duration::from_secs(1);
 
 /// How long machines are waited for.
 fn patience(conf: &[(&str, &str)]) -> Result<Patience, WrongUsage> {
+    let value = |name: &str| conf.iter().find(|(key, _)| *key == name).map(|(_, text)| *text);
     let seconds = |name: &str| -> Result<Option<Duration>, WrongUsage> {
-        let Some((_, text)) = conf.iter().find(|(key, _)| *key == name) else { return Ok(None) };
+        let Some(text) = value(name) else { return Ok(None) };
         let wrong =
             || WrongUsage(format!("--rdzv-conf {name}={text}: must be a number of seconds, up to a day"));
         let limit = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         limit.filter(|limit| *limit <= phalanx_launch::MAX_GRACE).ok_or_else(wrong).map(Some)
     };
     let whole = |name: &str| -> Result<Option<u32>, WrongUsage> {
-        let Some((_, text)) = conf.iter().find(|(key, _)| *key == name) else { return Ok(None) };
+        let Some(text) = value(name) else { return Ok(None) };
         let wrong = || WrongUsage(format!("--rdzv-conf {name}={text}: must be a number from 1 to 1000"));
         text.parse().ok().filter(|n| (1..=1000).contains(n)).ok_or_else(wrong).map(Some)
     };

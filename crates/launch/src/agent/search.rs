@@ -66,10 +66,8 @@ enum Called {
 
 /// Why an agent isn't led there.
 enum NotLed {
-    /// The others have gone on without this node.
-    GivenUp,
-    /// Nobody is led there, for this reason.
-    Refused(String),
+    /// This node has no part in the run any more.
+    GivenUp(Error),
     /// Whoever is there knows nothing of the run.
     Stranger,
     /// It was lost, or was called in vain.
@@ -129,8 +127,7 @@ impl Search {
             Called::Silent => {}
             Called::There(link) => match self.come_back(link) {
                 Ok((link, standing)) => return Ok(Some(self.found(link, standing, None))),
-                Err(NotLed::GivenUp) => return Err(Error::GivenUp { address: self.old }),
-                Err(NotLed::Refused(reason)) => return Err(Error::Broken { address: self.old, reason }),
+                Err(NotLed::GivenUp(error)) => return Err(error),
                 Err(NotLed::Stranger) if !self.has_stood_still() => ended.extend(leader),
                 Err(NotLed::Stranger | NotLed::Lost) => {}
             },
@@ -149,7 +146,7 @@ impl Search {
             self.standing.numbered().into_iter().filter(|(number, _)| Some(*number) != leader).collect();
         let own = self.back.as_ref().map(|back| back.number);
         for some in heirs.chunks(AT_ONCE) {
-            for ((number, address), called) in some.iter().zip(self.call_all(some, own)) {
+            for ((number, _), called) in some.iter().zip(self.call_all(some, own)) {
                 if Some(*number) == own {
                     return self.lead(ended.clone());
                 }
@@ -157,10 +154,7 @@ impl Search {
                     Called::Ended => drop(ended.insert(*number)),
                     Called::There(link) => match self.come_back(link) {
                         Ok((link, standing)) => return Ok(Some(self.found(link, standing, None))),
-                        Err(NotLed::GivenUp) => return Err(Error::GivenUp { address: *address }),
-                        Err(NotLed::Refused(reason)) => {
-                            return Err(Error::Broken { address: *address, reason });
-                        }
+                        Err(NotLed::GivenUp(error)) => return Err(error),
                         Err(NotLed::Stranger | NotLed::Lost) => return Ok(None),
                     },
                     Called::Silent => {
@@ -234,8 +228,8 @@ impl Search {
         });
         match led {
             Ok((link, standing)) => Ok(Some(self.found(link, standing, Some(coordinator)))),
-            Err(NotLed::Refused(reason)) => Err(Error::Broken { address, reason }),
-            Err(NotLed::GivenUp | NotLed::Stranger | NotLed::Lost) => {
+            Err(NotLed::GivenUp(error)) => Err(error),
+            Err(NotLed::Stranger | NotLed::Lost) => {
                 Err(Error::Broken { address, reason: "this agent can't reach itself".into() })
             }
         }
@@ -260,12 +254,15 @@ impl Search {
             None => FromAgent::Join(self.node.clone()),
         });
         said.map_err(|_| NotLed::Lost)?;
+        let address = link.coordinator();
         loop {
             match link.hear().map_err(|_| NotLed::Lost)? {
                 ToAgent::Standing(standing) => return Ok((link, *standing)),
                 ToAgent::Stranger => return Err(NotLed::Stranger),
-                ToAgent::GoneOn => return Err(NotLed::GivenUp),
-                ToAgent::Refused { reason } => return Err(NotLed::Refused(reason)),
+                ToAgent::GoneOn => return Err(NotLed::GivenUp(Error::GivenUp { address })),
+                ToAgent::Refused { reason } => {
+                    return Err(NotLed::GivenUp(Error::Broken { address, reason }));
+                }
                 _ => {}
             }
         }

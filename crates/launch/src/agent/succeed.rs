@@ -107,10 +107,7 @@ impl Agent<'_> {
         if let Some(coordinator) = self.coordinator.take() {
             // It tells others who come.
             self.guide = Some(coordinator);
-            let broken = |error: std::io::Error| Error::Broken { address, reason: error.to_string() };
-            let standby = stand_by(&self.link, &self.pass).map_err(broken)?;
-            (self.node.standby, self.node.leads) = (standby.address(), false);
-            self.standby = Some(standby);
+            self.stand_by(address)?;
         }
         match self.dial(address) {
             Ok(link) => self.join_over(link, "the run goes on elsewhere: joining it"),
@@ -143,6 +140,15 @@ impl Agent<'_> {
         self.adopt(link, words)
     }
 
+    /// Listens in case that it has to lead those whom it joins there: where it did, if it does, since by that it is known.
+    fn stand_by(&mut self, address: SocketAddr) -> Result<(), Error> {
+        let standby = self.standby.take().map_or_else(|| stand_by(&self.link, &self.pass), Ok);
+        let standby = standby.map_err(|error| Error::Broken { address, reason: error.to_string() })?;
+        (self.node.standby, self.node.leads) = (standby.address(), false);
+        self.standby = Some(standby);
+        Ok(())
+    }
+
     /// What it was among others is nothing to those that it joins now.
     fn forget_place(&mut self) {
         (self.place, self.standing, self.failure, self.ended) = (None, None, None, None);
@@ -157,30 +163,24 @@ impl Agent<'_> {
             // Who asked for the end gets it, whoever is gone by then.
             return Ok(Some(Over::Left(signal)));
         }
-        let Error::GivenUp { address, .. } = lost else { return Ok(Some(Over::Alone(lost))) };
+        let Error::GivenUp { address } = lost else { return Ok(Some(Over::Alone(lost))) };
         if self.port.is_none() {
             let (kept, port) = reserve_port(self.crew.spec, &self.link)?;
             (self.port, self.node.port) = (kept, port);
         }
         self.forget_place();
-        let broken = |error: std::io::Error| Error::Broken { address, reason: error.to_string() };
-        let standby =
-            self.standby.take().map_or_else(|| stand_by(&self.link, &self.pass), Ok).map_err(broken);
-        let led = standby.and_then(|standby| {
-            // By it those know this node that have lost it.
-            (self.node.standby, self.node.leads) = (standby.address(), false);
-            self.standby = Some(standby);
-            self.join_over(self.dial(address)?, "joining the run anew")
-        });
+        let link = self.stand_by(address).and_then(|()| self.dial(address));
+        let led = link.and_then(|link| self.join_over(link, "joining the run anew"));
         Ok(led.err().map(|_| Over::Alone(lost)))
     }
 
     /// Meets the others again, if this node never had a part in the run that anybody could miss.
     pub(super) fn begin_again(&mut self, lost: Error) -> Result<Option<Over>, LaunchError> {
-        if self.asked.is_some() {
+        if let Some(signal) = self.asked {
             self.crew.tell(Report::Told { words: lost.to_string() });
+            return Ok(Some(Over::Left(signal)));
         }
-        if self.asked.is_some() || self.place.is_some() {
+        if self.place.is_some() {
             return self.join_anew(lost);
         }
         self.crew.tell(Report::Told { words: format!("{lost}; meeting the others again") });

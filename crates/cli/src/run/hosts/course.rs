@@ -114,10 +114,9 @@ impl Course {
         if self.asked.is_some() {
             // Agents that were asked say so by their codes; a failure on the way counts more than that, unless the run could do without.
             let is_failure = |code: &u8| !matches!(code, 0 | &DRAINED | 128..);
-            let enough = all().map(code).filter(|code| !is_failure(code)).count() >= self.least;
-            let failed = all().map(code).find(is_failure).filter(|_| !enough);
-            let well = || all().map(code).filter(|code| !is_failure(code)).max();
-            return failed.or_else(well).unwrap_or(0);
+            let (failed, well): (Vec<u8>, Vec<u8>) = all().map(code).partition(is_failure);
+            let failed = failed.first().filter(|_| well.len() < self.least);
+            return failed.or(well.iter().max()).copied().unwrap_or(0);
         }
         let enough = all().filter(|ended| ended.is_well()).count() >= self.least;
         match self.first_bad {

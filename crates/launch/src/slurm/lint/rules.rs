@@ -39,8 +39,8 @@ pub(super) const RULES: &[(&str, Rule)] = &[
 
 /// Programs that start the workers of a node.
 const AGENTS: [&str; 3] = ["torchrun", "accelerate", "torch.distributed.run"];
-/// Programs that start something on all nodes by themselves, or hand it to those that they have started there.
-const LAUNCHERS: [&str; 7] = ["mpirun", "mpiexec", "orterun", "deepspeed", "horovodrun", "ray", "colossalai"];
+/// Programs that start something on all nodes by themselves.
+const LAUNCHERS: [&str; 6] = ["mpirun", "mpiexec", "orterun", "deepspeed", "horovodrun", "colossalai"];
 
 fn one(line: usize, why: impl Into<String>, instead: impl Into<String>) -> Found {
     vec![(line, why.into(), instead.into())]
@@ -254,6 +254,7 @@ fn cpus_per_task(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
 fn one_node(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
     let nodes = script.directives.nodes();
     let starts_elsewhere = |line: &Line<'_>| LAUNCHERS.iter().any(|launcher| line.runs(launcher));
+    // Ray hands what a program gives it to those that it was started on.
     if nodes < 2 || script.directives.is_several_jobs() || script.lines.iter().any(|line| line.runs("ray")) {
         return Vec::new();
     }
