@@ -48,6 +48,8 @@ FUNCTION(sigmoid, 1.0f / (1.0f + expf(-x)), g *kept *(1.0f - kept))
 FUNCTION(relu, x > 0.0f || is_nan(x) ? x : 0.0f, where_relu_passed(g, kept))
 FUNCTION(gelu, x *normal_cdf(x), g *gelu_slope(kept))
 FUNCTION(gelu_tanh, x *gelu_tanh_share(x), g *gelu_tanh_slope(kept))
+FUNCTION(sine, sinf(x), g *cosf(kept))
+FUNCTION(cosine, cosf(x), -g *sinf(kept))
 FUNCTION(absolute, fabsf(x), kept > 0.0f ? g : kept < 0.0f ? -g : 0.0f)
 FUNCTION(square, x *x, 2.0f * g * kept)
 // x^0 is 1 everywhere; the formula would give 0 times infinity at 0. `b` is a - 1, rounded once.

@@ -105,6 +105,25 @@ extern "C" __global__ void max_by_block(const T *x, T *out, i64 *index, i64 rows
     }
 }
 
+// The `n` largest of each row, the largest first: where they stand. A block a row, which looks for one after the other.
+extern "C" __global__ void top_by_block(const T *x, i64 *index, i64 rows, i64 width, i64 n) {
+    __shared__ Best room[MAX_WARPS];
+    for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+        const T *from = x + row * width;
+        Best last = {};
+        for (i64 k = 0; k < n; k++) {
+            // What comes after all others.
+            Best best = {-INFINITY_F, width};
+            for (i64 i = threadIdx.x; i < width; i += blockDim.x) {
+                const Best own = {wide(from[i]), i};
+                if (k == 0 || (i != last.at && better(last, own).at == last.at)) best = better(best, own);
+            }
+            last = joined(best, room, better);
+            if (threadIdx.x == 0) index[row * n + k] = last.at;
+        }
+    }
+}
+
 // The gradient of the largest (outer, inner) goes to where it stood in `out` (outer, size, inner).
 extern "C" __global__ void max_gradient(const T *grad, const i64 *index, T *out, i64 outer, i64 size, i64 inner) {
     for (i64 i = first_element(); i < outer * size * inner; i += all_threads()) {

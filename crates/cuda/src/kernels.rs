@@ -135,6 +135,10 @@ const fn halves(name: &'static str, parameters: &'static [Parameter]) -> Kernel 
     Kernel { name, source: Source::AttentionHalves, parameters, share: Share::Pieces }
 }
 
+const fn choice(name: &'static str, parameters: &'static [Parameter]) -> Kernel {
+    Kernel { name, source: Source::Choice, parameters, share: Share::Elements }
+}
+
 const fn loss(name: &'static str, parameters: &'static [Parameter], share: Share) -> Kernel {
     Kernel { name, source: Source::Loss, parameters, share }
 }
@@ -200,6 +204,10 @@ pub const KERNELS: &[Kernel] = &[
     elementwise("gelu_gradient", GRADIENT),
     elementwise("gelu_tanh", FUNCTION),
     elementwise("gelu_tanh_gradient", GRADIENT),
+    elementwise("sine", FUNCTION),
+    elementwise("sine_gradient", GRADIENT),
+    elementwise("cosine", FUNCTION),
+    elementwise("cosine_gradient", GRADIENT),
     elementwise("absolute", FUNCTION),
     elementwise("absolute_gradient", GRADIENT),
     elementwise("square", FUNCTION),
@@ -232,6 +240,7 @@ pub const KERNELS: &[Kernel] = &[
     reduce("sum_columns", &[R, W, N, N, N], Share::Columns),
     reduce("max_by_thread", &[R, W, W, N, N, N], Share::Elements),
     reduce("max_by_block", &[R, W, W, N, N], Share::Rows),
+    reduce("top_by_block", &[R, W, N, N, N], Share::Rows),
     reduce("max_gradient", &[R, R, W, N, N, N], Share::Elements),
     copy("copy_1", &[R, W, WALK2, N], Share::Elements),
     copy("transpose_1", &[R, W, N, N, N], Share::Tiles),
@@ -264,6 +273,12 @@ pub const KERNELS: &[Kernel] = &[
     halves("halves_attention_128", ATTENTION),
     halves("halves_attention_queries_128", TO_QUERIES),
     halves("halves_attention_keys_128", TO_KEYS),
+    choice("compare", &[R, R, W, WALK2, N, N]),
+    choice("compare_integers", &[R, R, W, WALK2, N, N]),
+    choice("choose", &[R, R, R, W, WALK3, N]),
+    choice("choose_integers", &[R, R, R, W, WALK3, N]),
+    choice("gather", &[R, R, W, W, N, N, N, N]),
+    choice("gather_gradient", &[R, R, W, N, N, N, N]),
     loss("one_hot", &[R, W, W, N, N, N, N], Share::Elements),
     loss("nll", &[R, R, W, W, N, N], Share::Elements),
     loss("nll_gradient", &[R, R, W, N, N, F], Share::Elements),

@@ -17,6 +17,8 @@ pub enum Source {
     Attention,
     /// The same of floats of 16 bits, by the units for small matrices of them.
     AttentionHalves,
+    /// Comparisons, and elements that are taken by what others say.
+    Choice,
     /// Losses.
     Loss,
     /// Rows of a table.
@@ -59,13 +61,14 @@ pub(crate) const HEADERS: [(&str, &str); 10] = [
 
 impl Source {
     /// All of them.
-    pub const ALL: [Source; 18] = [
+    pub const ALL: [Source; 19] = [
         Source::Elementwise,
         Source::Reduce,
         Source::Copy,
         Source::Softmax,
         Source::Attention,
         Source::AttentionHalves,
+        Source::Choice,
         Source::Loss,
         Source::Embedding,
         Source::LayerNorm,
@@ -110,6 +113,7 @@ impl Source {
             Source::AttentionHalves => {
                 ("attention_halves.cu", include_str!("../kernels/attention_halves.cu"))
             }
+            Source::Choice => ("choice.cu", include_str!("../kernels/choice.cu")),
             Source::Loss => ("loss.cu", include_str!("../kernels/loss.cu")),
             Source::Embedding => ("embedding.cu", include_str!("../kernels/embedding.cu")),
             Source::LayerNorm => ("layer_norm.cu", include_str!("../kernels/layer_norm.cu")),

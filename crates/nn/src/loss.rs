@@ -1,7 +1,10 @@
-//! Losses by name, for recipes; each is the mean over the batch.
+//! Losses by name, for recipes, and those of a program's own; each is the mean over the batch.
 
 use crate::module::Ctx;
-use phalanx_tensor::{DType, Tensor};
+use phalanx_tensor::{DType, Keep, Tensor};
+use std::fmt;
+use std::panic::Location;
+use std::sync::Arc;
 
 /// How a model's output is held against its targets.
 ///
@@ -15,7 +18,7 @@ use phalanx_tensor::{DType, Tensor};
 /// let loss = Loss::CrossEntropy { label_smoothing: 0.0 }.of(&logits, &labels);
 /// assert!((loss.item() - 2f64.ln()).abs() < 1e-6);
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Loss {
     /// Negative log likelihood of log-probabilities; targets are labels, or shares of the classes (N, C).
     Nll,
@@ -24,16 +27,49 @@ pub enum Loss {
         /// How much of the target is spread over all classes, in [0, 1).
         label_smoothing: f64,
     },
+    /// Cross entropy of logits with labels, of which some count more than others, or not at all.
+    WeightedCrossEntropy(WeightedCrossEntropy),
     /// Mean squared error; targets have the shape of the output.
     Mse,
     /// Binary cross entropy of logits; targets in [0, 1] have the shape of the output.
     BceWithLogits,
+    /// A program's own: see [`Loss::own`].
+    Own(OwnLoss),
 }
 
 impl Loss {
+    /// The loss that `f` makes of an output and its targets, a scalar. Wherever samples are shared out, among ranks, micro-batches or
+    /// the batches of a step, what counts is the mean of its values by samples, so it should be a mean over its samples. Of it there is no
+    /// accuracy.
+    ///
+    /// Where passes are recorded as graphs it is called while that is done, so what it makes of tensors alone is in all of them; and all
+    /// ranks have to be given the same one.
+    ///
+    /// ```
+    /// use phalanx_nn::Loss;
+    /// use phalanx_tensor::{Device, Tensor};
+    ///
+    /// // Huber's loss.
+    /// let huber = Loss::own(|output, target| {
+    ///     let off = (output - target).abs();
+    ///     let far = off.affine(1.0, -0.5);
+    ///     off.lt(1.0).where_cond(&(off.square() * 0.5), &far).mean_all()
+    /// });
+    /// let device = Device::cpu(1);
+    /// let [output, target] = [[1.0f32, 5.0], [1.5, 2.0]].map(|x| Tensor::from_slice(&device, &x, [2]));
+    /// assert_eq!(huber.of(&output, &target).item(), (0.125 + 2.5) / 2.0);
+    /// ```
+    #[track_caller]
+    pub fn own(f: impl Fn(&Tensor, &Tensor) -> Tensor + Send + Sync + 'static) -> Loss {
+        Loss::Own(OwnLoss { f: Arc::new(f), made_at: Location::caller() })
+    }
+
     /// The loss of `output`, a scalar. Scores (N, T, C) of sequences with labels (N, T) are those of N T samples.
     #[track_caller]
-    pub fn of(self, output: &Tensor, target: &Tensor) -> Tensor {
+    pub fn of(&self, output: &Tensor, target: &Tensor) -> Tensor {
+        if let Loss::Own(own) = self {
+            return own.of(output, target);
+        }
         if let (&[n, t, classes], 2, DType::I64) = (output.dims(), target.dims().len(), target.dtype()) {
             return self.of(&output.reshape([n * t, classes]), &target.reshape([target.count()]));
         }
@@ -41,19 +77,21 @@ impl Loss {
         match self {
             Loss::Nll if !labels => shared(output, target, 0.0),
             Loss::CrossEntropy { label_smoothing } if !labels => {
-                shared(&output.log_softmax(1), target, label_smoothing)
+                shared(&output.log_softmax(1), target, *label_smoothing)
             }
             Loss::Nll => output.nll_loss(target),
-            Loss::CrossEntropy { label_smoothing } => output.cross_entropy(target, label_smoothing),
+            Loss::CrossEntropy { label_smoothing } => output.cross_entropy(target, *label_smoothing),
+            Loss::WeightedCrossEntropy(of_some) => of_some.of(output, target),
             Loss::Mse => output.mse_loss(target),
             Loss::BceWithLogits => output.bce_with_logits(target),
+            Loss::Own(own) => own.of(output, target),
         }
     }
 
     /// As [`Loss::of`], of the output that a pass came to, which may have the scores of some classes alone
     /// ([`Ctx::with_classes_in_parts`]): then only the cross entropy with labels can be taken.
     #[track_caller]
-    pub fn of_pass(self, output: &Tensor, target: &Tensor, ctx: &Ctx) -> Tensor {
+    pub fn of_pass(&self, output: &Tensor, target: &Tensor, ctx: &Ctx) -> Tensor {
         let Some(in_parts) = ctx.classes_in_parts() else { return self.of(output, target) };
         let Loss::CrossEntropy { label_smoothing } = self else {
             panic!("loss: {self:?} of the scores of some classes alone: the cross entropy can be taken");
@@ -65,13 +103,129 @@ impl Loss {
             output.shape(),
             target.shape()
         );
-        in_parts(&output.reshape([labels, classes]), &target.reshape([labels]), label_smoothing)
+        in_parts(&output.reshape([labels, classes]), &target.reshape([labels]), *label_smoothing)
     }
 
     /// Whether targets are class labels, so that accuracy means something.
-    pub fn has_labels(self) -> bool {
-        matches!(self, Loss::Nll | Loss::CrossEntropy { .. })
+    pub fn has_labels(&self) -> bool {
+        match self {
+            Loss::WeightedCrossEntropy(of_some) => of_some.ignored.is_none(),
+            _ => matches!(self, Loss::Nll | Loss::CrossEntropy { .. }),
+        }
     }
+}
+
+/// What makes a loss of an output and its targets.
+type LossFn = dyn Fn(&Tensor, &Tensor) -> Tensor + Send + Sync;
+
+/// A loss of a program's own.
+#[derive(Clone)]
+pub struct OwnLoss {
+    f: Arc<LossFn>,
+    made_at: &'static Location<'static>,
+}
+
+impl OwnLoss {
+    #[track_caller]
+    fn of(&self, output: &Tensor, target: &Tensor) -> Tensor {
+        let loss = (self.f)(output, target);
+        assert!(
+            loss.dims().is_empty() && loss.dtype().is_float(),
+            "loss: that of {} gave {} of shape {}: a single float would do, as of `mean_all`",
+            self.made_at,
+            loss.dtype(),
+            loss.shape()
+        );
+        loss
+    }
+}
+
+/// By its place in the program: ranks that have others are told apart by it.
+impl fmt::Debug for OwnLoss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.made_at)
+    }
+}
+
+/// Whether they are the same function, and not another one that does the same.
+impl PartialEq for OwnLoss {
+    fn eq(&self, other: &OwnLoss) -> bool {
+        Arc::ptr_eq(&self.f, &other.f)
+    }
+}
+
+/// How much labels count in a cross entropy, as in PyTorch: the mean is that by the weights of the labels, and NaN where none counts. It is
+/// made of other operations, which stores more than the plain cross entropy does.
+///
+/// Where samples are shared out, among ranks, micro-batches or the batches of a step, each part's mean is taken by itself, and that of all
+/// is by their samples, as in PyTorch: with parts of unlike weights it isn't quite that of one batch.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct WeightedCrossEntropy {
+    /// How much of the target is spread over all classes, in [0, 1), by their weights.
+    pub label_smoothing: f64,
+    /// What each class counts: a number a class, or none where all count 1.
+    pub weights: Vec<f32>,
+    /// The label of what doesn't count, as of what fills up sequences: no class needs to have it.
+    pub ignored: Option<i64>,
+}
+
+impl WeightedCrossEntropy {
+    /// Of logits (N, C) with labels, i64 of (N): a scalar.
+    ///
+    /// ```
+    /// use phalanx_nn::WeightedCrossEntropy;
+    /// use phalanx_tensor::{Device, Tensor};
+    ///
+    /// let device = Device::cpu(1);
+    /// let logits = Tensor::from_slice(&device, &[0.0f32, 0.0, 5.0, 1.0], [2, 2]);
+    /// let labels = Tensor::from_slice(&device, &[1i64, -100], [2]);
+    /// let loss = WeightedCrossEntropy { ignored: Some(-100), ..WeightedCrossEntropy::default() };
+    /// assert!((loss.of(&logits, &labels).item() - 2f64.ln()).abs() < 1e-6);
+    /// ```
+    #[track_caller]
+    pub fn of(&self, logits: &Tensor, labels: &Tensor) -> Tensor {
+        let (&[n, classes], &[m]) = (logits.dims(), labels.dims()) else {
+            panic!(
+                "loss: scores of shape {} with labels of {}: (N, C) with (N) would do",
+                logits.shape(),
+                labels.shape()
+            )
+        };
+        assert!(n == m, "loss: {n} rows of scores with {m} labels");
+        check_smoothing(self.label_smoothing);
+        assert!(
+            self.weights.is_empty() || self.weights.len() == classes,
+            "loss: {} weights for {classes} classes",
+            self.weights.len()
+        );
+        let log = logits.log_softmax(1);
+        let zero = Tensor::scalar(log.device(), 0.0, log.dtype());
+        let counts = self.ignored.map(|ignored| labels.ne(ignored as f64));
+        let counted = |x: Tensor| match &counts {
+            Some(counts) => counts.where_cond(&x, &zero),
+            None => x,
+        };
+        // A label that doesn't count may be no class.
+        let label = match &counts {
+            Some(counts) => counts.where_cond(labels, &Tensor::scalar(labels.device(), 0.0, DType::I64)),
+            None => labels.clone(),
+        };
+        let weights = match self.weights.is_empty() {
+            true => Tensor::ones(log.device(), [classes], log.dtype()),
+            false => Tensor::constant(log.device(), &self.weights, [classes]).cast(log.dtype()),
+        };
+        let weight = counted(weights.gather(0, &label));
+        let own = log.gather(1, &label.unsqueeze(1)).squeeze(1);
+        let all = (&log * &weights).sum(&[1], Keep::No);
+        let [own, all] = [own * &weight, all].map(|part| counted(part).sum_all());
+        let smoothing = self.label_smoothing;
+        (own * (smoothing - 1.0) - all * (smoothing / classes as f64)) / weight.sum_all()
+    }
+}
+
+#[track_caller]
+fn check_smoothing(smoothing: f64) {
+    assert!((0.0..1.0).contains(&smoothing), "loss: label smoothing must lie in [0, 1), got {smoothing}");
 }
 
 /// The cross entropy of log-probabilities and shares of the classes, both (N, C).
@@ -84,10 +238,7 @@ fn shared(log: &Tensor, shares: &Tensor, label_smoothing: f64) -> Tensor {
         log.shape(),
         shares.shape()
     );
-    assert!(
-        (0.0..1.0).contains(&label_smoothing),
-        "loss: label smoothing must lie in [0, 1), got {label_smoothing}"
-    );
+    check_smoothing(label_smoothing);
     let shares = shares * (1.0 - label_smoothing) + label_smoothing / classes as f64;
     (log * shares).sum_all() * (-1.0 / n as f64)
 }
@@ -101,10 +252,10 @@ mod tests {
     const PLAIN: Loss = Loss::CrossEntropy { label_smoothing: 0.0 };
 
     /// The loss and its gradient for logits of two samples and three classes.
-    fn of(loss: Loss, target: &Tensor) -> (f64, Vec<f32>) {
+    fn of(loss: &Loss, target: &Tensor) -> (f64, Vec<f32>) {
         let logits = Tensor::from_slice(target.device(), &[0.5f32, -1.0, 2.0, 0.0, 3.0, 1.0], [2, 3]);
         let logits = logits.requires_grad();
-        let input = if loss == Loss::Nll { logits.log_softmax(1) } else { logits.clone() };
+        let input = if *loss == Loss::Nll { logits.log_softmax(1) } else { logits.clone() };
         let value = loss.of(&input, target);
         let grads = value.backward();
         (value.item(), grads.get(&logits).unwrap().to_vec::<f32>())
@@ -116,7 +267,7 @@ mod tests {
         let labels = Tensor::from_slice(&device, &[2i64, 0], [2]);
         let shares = Tensor::from_slice(&device, &[0.0f32, 0.0, 1.0, 1.0, 0.0, 0.0], [2, 3]);
         for loss in [Loss::Nll, PLAIN, SMOOTHED] {
-            let ((value, grads), (expected, expected_grads)) = (of(loss, &shares), of(loss, &labels));
+            let ((value, grads), (expected, expected_grads)) = (of(&loss, &shares), of(&loss, &labels));
             assert!((value - expected).abs() < 1e-6, "{loss:?}: {value}, not {expected}");
             assert!(
                 grads.iter().zip(&expected_grads).all(|(a, b)| (a - b).abs() < 1e-6),
@@ -131,9 +282,55 @@ mod tests {
         let shares = [0.7f32, 0.3, 0.0, 0.0, 0.25, 0.75];
         let shares = Tensor::from_slice(&Device::cpu(1), &shares, [2, 3]);
         for (loss, expected) in [(PLAIN, PLAIN_LOSS), (SMOOTHED, SMOOTHED_LOSS)] {
-            let (value, _) = of(loss, &shares);
+            let (value, _) = of(&loss, &shares);
             assert!((value - expected).abs() < 1e-6, "{loss:?}: {value}, not {expected}");
         }
+    }
+
+    /// `F.cross_entropy(logits, labels, weight=w, label_smoothing=s)` in PyTorch, float64, with a label of -100, which it passes over.
+    #[test]
+    fn weights_and_what_does_not_count_give_pytorchs_loss_and_gradients() {
+        let device = Device::cpu(1);
+        let logits = [0.5, -1.0, 2.0, 0.0, 3.0, 1.0, 1.0, f64::NAN, -0.5, 2.0, 0.25, -1.0];
+        let labels = Tensor::from_slice(&device, &[2i64, 0, -100, 1], [4]);
+        #[rustfmt::skip]
+        let rows = [
+            (0.0, vec![], 1.787_640_928, [0.058_430_131, 0.013_037_524, -0.071_467_655, -0.319_329_978, 0.281_264_911, 0.038_065_066, 0.272_428_861, -0.285_992_296, 0.013_563_434]),
+            (0.0, vec![1.0, 0.5, 2.0], 1.322_386_099, [0.100_165_938, 0.022_350_042, -0.122_515_980, -0.273_711_410, 0.241_084_210, 0.032_627_200, 0.116_755_226, -0.122_568_127, 0.005_812_900]),
+            (0.1, vec![], 1.787_640_928, [0.047_319_020, 0.001_926_413, -0.049_245_433, -0.297_107_756, 0.270_153_800, 0.026_953_955, 0.261_317_750, -0.263_770_074, 0.002_452_323]),
+            (0.1, vec![1.0, 0.5, 2.0], 1.371_292_535, [0.086_468_548, 0.016_656_885, -0.103_125_433, -0.254_463_743, 0.240_340_375, 0.014_123_367, 0.122_798_780, -0.110_339_115, -0.012_459_665]),
+        ];
+        for (label_smoothing, weights, loss, grads) in rows {
+            let logits = Tensor::from_slice(&device, &logits, [4, 3]).requires_grad();
+            let of_some = WeightedCrossEntropy { label_smoothing, weights, ignored: Some(-100) };
+            let what = format!("{of_some:?}");
+            let value = Loss::WeightedCrossEntropy(of_some).of(&logits, &labels);
+            assert!((value.item() - loss).abs() < 1e-8, "{what}: {}, not {loss}", value.item());
+            let mut got = value.backward().get(&logits).unwrap().to_vec::<f64>();
+            // The row that doesn't count learns nothing, except that what is no number stays so.
+            got.drain(6..9);
+            let is_near = got.iter().zip(&grads).all(|(a, b)| (a - b).abs() < 1e-8);
+            assert!(is_near, "{what}: {got:?}, not {grads:?}");
+        }
+    }
+
+    #[test]
+    fn without_weights_it_is_the_plain_cross_entropy() {
+        let labels = Tensor::from_slice(&Device::cpu(1), &[2i64, 0], [2]);
+        for (plain, label_smoothing) in [(PLAIN, 0.0), (SMOOTHED, 0.1)] {
+            let same = WeightedCrossEntropy { label_smoothing, ..WeightedCrossEntropy::default() };
+            let ((value, grads), (expected, expected_grads)) =
+                (of(&Loss::WeightedCrossEntropy(same), &labels), of(&plain, &labels));
+            assert!((value - expected).abs() < 1e-6, "{value}, not {expected}");
+            assert!(grads.iter().zip(&expected_grads).all(|(a, b)| (a - b).abs() < 1e-6));
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "a single float would do")]
+    fn a_loss_of_ones_own_is_a_scalar() {
+        let x = Tensor::from_slice(&Device::cpu(1), &[1.0f32, 2.0], [2]);
+        Loss::own(|output, target| output - target).of(&x, &x);
     }
 
     const PLAIN_LOSS: f64 = 1.930_578_667;

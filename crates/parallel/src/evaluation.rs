@@ -90,7 +90,7 @@ impl<'a> Outputs<'a> {
     }
 
     /// Their mean loss. Ranks that have the scores of some classes each must all ask. Fails if one of them is gone or late.
-    pub fn loss(&self, loss: Loss) -> Result<Later, Error> {
+    pub fn loss(&self, loss: &Loss) -> Result<Later, Error> {
         let mean = no_grad(|| loss.of_pass(&self.values, &self.target, &self.ctx));
         self.settle()?;
         Ok(mean.item_later())

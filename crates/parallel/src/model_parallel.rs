@@ -671,7 +671,7 @@ impl Strategy for ModelParallel {
         let own = Pass {
             model: &*self.model,
             parameters: &self.own,
-            loss: pass.loss,
+            loss: pass.loss.clone(),
             input: self.own_stretch(&pass.input),
             target: self.own_stretch(&pass.target),
             ctx: self.own_ctx(&pass.ctx, &pass.input),

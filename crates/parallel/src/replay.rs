@@ -230,8 +230,13 @@ impl Replays {
     fn record(&mut self, kind: Kind, pass: &Pass<'_>, way: &mut dyn Way) -> Result<f64, Error> {
         let given = given(&mut self.given, &kind.form, pass);
         let (parameters, ctx, weight) = (pass.parameters, &pass.ctx, given.weight.clone());
-        let fixed =
-            Pass { input: given.input.clone(), target: given.target.clone(), ctx: ctx.clone(), ..*pass };
+        let fixed = Pass {
+            input: given.input.clone(),
+            target: given.target.clone(),
+            ctx: ctx.clone(),
+            loss: pass.loss.clone(),
+            ..*pass
+        };
         let device = pass.input.device().clone();
         let rehearsed = device.rehearse(&self.room, ctx.step(), ctx.samples(), || way.give(&fixed, &weight));
         let Some((mut rehearsal, own)) = rehearsed else {

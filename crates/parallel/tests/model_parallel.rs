@@ -166,7 +166,7 @@ impl Run<'_> {
     fn evaluate(&mut self) -> [f64; 2] {
         let loss = self.job.loss();
         let judge = |outputs: &Outputs<'_>, sums: &mut [f64]| {
-            sums[0] += outputs.loss(loss)?.item() * outputs.samples() as f64;
+            sums[0] += outputs.loss(&loss)?.item() * outputs.samples() as f64;
             let outputs = (outputs.samples() as f64, outputs.to_vec()?);
             let size: f64 = outputs.1.iter().map(|&output| f64::from(output.abs())).sum();
             sums[1] += size / outputs.1.len() as f64 * outputs.0;

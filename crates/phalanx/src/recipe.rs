@@ -245,6 +245,9 @@ pub struct TrainRecipe {
     /// How much of a label is spread over all classes, under the loss `cross-entropy`. Default 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub label_smoothing: Option<f64>,
+    /// How much each class counts, under the loss `cross-entropy`. Default: all count 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub class_weights: Option<Vec<f32>>,
     /// How often all samples are seen. Default 1.
     #[serde(default = "one")]
     pub epochs: u64,

@@ -185,7 +185,10 @@ fn runs_are_those_of_pytorchs_autocast() {
         let name = file.lines().next().unwrap();
         let loss = if name.starts_with("# mnist") { Loss::Nll } else { of(precision).loss };
         let apart = |precision| {
-            apart(&run(&Trainer { loss, ..of(precision) }, 1, model, Progress::default()).0, file)
+            apart(
+                &run(&Trainer { loss: loss.clone(), ..of(precision) }, 1, model, Progress::default()).0,
+                file,
+            )
         };
         let ([first, worst], [single, _]) = (apart(precision), apart(Precision::Float32));
         assert!(first <= FIRST && worst <= LATER, "{name}: {first:.3} and {worst:.3}");

@@ -53,6 +53,36 @@ fn a_step_of_several_batches_is_that_of_a_large_one() {
 }
 
 #[test]
+fn a_loss_of_a_programs_own_trains_as_the_same_one_of_ours() {
+    let own = Loss::own(|output, target| {
+        let picked = output.gather(1, &target.unsqueeze(1));
+        picked.sum_all() * (-1.0 / target.count() as f64)
+    });
+    for workers in [1, 2] {
+        let trainer = Trainer { batch_size: 120, steps: Some(8), ..Trainer::default() };
+        let (wanted, _) = of_workers(workers, &trainer);
+        let (losses, _) = of_workers(workers, &Trainer { loss: own.clone(), ..trainer });
+        // Float32 sums in another order, growing over eight steps.
+        let are_near = losses.iter().zip(&wanted).all(|(a, b)| (a - b).abs() < 1e-4);
+        assert!(losses.len() == 8 && are_near, "{workers}: {losses:?}, not {wanted:?}");
+    }
+}
+
+#[test]
+fn ranks_with_other_losses_are_told_apart() {
+    let refused = spawn(2, |worker| {
+        let data = Arc::new(LinearRegression::new(4));
+        let squared = Loss::own(|output, target| (output - target).square().mean_all());
+        let absolute = Loss::own(|output, target| (output - target).abs().mean_all());
+        let loss = if worker.is_first() { squared } else { absolute };
+        let trainer = Trainer { loss, ..Trainer::default() };
+        trainer.fit(&worker, &mut Linear::new(1, 1), SGD, data, None, &mut Quiet).map(drop)
+    });
+    let words = refused.unwrap_err().to_string();
+    assert!(words.contains("loss is Own(") && words.contains("tests/steps.rs"), "{words}");
+}
+
+#[test]
 fn a_last_batch_that_is_smaller_may_be_left_out() {
     // 2000 samples are eight batches of 240, and 80 are left: the third step of three passes makes do with two.
     let trainer = Trainer { batch_size: 240, accumulate: 3, epochs: 2, ..Trainer::default() };

@@ -3,6 +3,7 @@
 
 pub mod alike;
 pub mod beside;
+pub mod choices;
 pub mod edges;
 pub mod wide;
 
@@ -45,7 +46,7 @@ pub fn random(like: &Tensor, shape: &[usize], stream: u64) -> Tensor {
 pub type Family<C> = (&'static str, fn(&C));
 
 /// Every family of operations.
-pub fn families<C: Check>() -> [Family<C>; 18] {
+pub fn families<C: Check>() -> [Family<C>; 19] {
     [
         ("arithmetic broadcasts", arithmetic_broadcasts),
         ("functions", functions),
@@ -56,6 +57,7 @@ pub fn families<C: Check>() -> [Family<C>; 18] {
         ("pooling", pooling),
         ("softmaxes", softmaxes),
         ("losses", losses),
+        ("choices", choices::choices),
         ("embedding and norm", embedding_and_norm),
         ("batch norm", batch_norm),
         ("dropouts", dropouts),
@@ -109,6 +111,8 @@ pub fn functions(c: &impl Check) {
         Tensor::relu,
         Tensor::gelu,
         Tensor::gelu_tanh,
+        Tensor::sin,
+        Tensor::cos,
         Tensor::abs,
         Tensor::square,
     ] {

@@ -169,6 +169,10 @@ pub trait Float:
     fn sqrt(self) -> Self;
     /// Hyperbolic tangent.
     fn tanh(self) -> Self;
+    /// Sine of an angle in radians.
+    fn sin(self) -> Self;
+    /// Cosine of an angle in radians.
+    fn cos(self) -> Self;
     /// Gauss error function.
     fn erf(self) -> Self;
     /// Absolute value.
@@ -209,6 +213,10 @@ macro_rules! floats {
             fn sqrt(self) -> Self { $t::sqrt(self) }
             #[inline(always)]
             fn tanh(self) -> Self { $t::tanh(self) }
+            #[inline(always)]
+            fn sin(self) -> Self { $t::sin(self) }
+            #[inline(always)]
+            fn cos(self) -> Self { $t::cos(self) }
             #[inline(always)]
             fn erf(self) -> Self { $erf(self) }
             #[inline(always)]

@@ -103,6 +103,17 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
         Op::Max { from, dim } => {
             of([filled(0, &from, &|out| kernel::reduce::max_gradient(grad, value(saved, 0), dim, out))])
         }
+        Op::Choose(yes, no) => {
+            let (mask, nothing) = (value(saved, 0), Tensor::zeros(device, [], dtype));
+            of([
+                wanted.wants(0).then(|| mask.where_cond(grad, &nothing).sum_to(&yes)),
+                wanted.wants(1).then(|| mask.where_cond(&nothing, grad).sum_to(&no)),
+            ])
+        }
+        Op::Gather { from, dim } => {
+            let (index, grad) = (value(saved, 0), grad.contiguous());
+            of([filled(0, &from, &|out| kernel::choice::gather_gradient(&grad, index, dim, out))])
+        }
         Op::Reshape(from) => of([Some(grad.reshape(from))]),
         Op::Permute(back) => {
             let order = back.map(usize::from);

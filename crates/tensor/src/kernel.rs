@@ -7,7 +7,7 @@ use crate::cpu::conv::Plan;
 use crate::cpu::pooling::Planes;
 use crate::cpu::wide::{Wide, Widen};
 use crate::device::Backend;
-use crate::op::{Binary, CountPadding, Form, Unary};
+use crate::op::{Binary, CountPadding, Form, Relation, Unary};
 use crate::ops::attention::{Asked, Dropped};
 use crate::ops::dropout::{DropoutKey, Within};
 use crate::ops::samples::{SampleImages, SampleOrder};
@@ -61,9 +61,16 @@ kernels! {
         winner_gradient(mine: &Tensor, other: &Tensor, grad: &Tensor, sign: f64, out: &Tensor) on out;
         add_assign(sum: &Tensor, x: &Tensor) on sum;
     }
+    choice of numbers {
+        compare(relation: Relation, a: &Tensor, b: &Tensor, mask: &Tensor) on mask;
+        choose(mask: &Tensor, yes: &Tensor, no: &Tensor, out: &Tensor) on out;
+        gather(x: &Tensor, index: &Tensor, dim: usize, out: &Tensor) on out;
+        gather_gradient(grad: &Tensor, index: &Tensor, dim: usize, out: &Tensor) on out;
+    }
     reduce of numbers {
         sum(x: &Tensor, out: &Tensor) on out;
         max_rows(x: &Tensor, width: usize, largest: &Tensor, index: &Tensor) on x;
+        top_rows(x: &Tensor, index: &Tensor) on x;
         max_gradient(grad: &Tensor, index: &Tensor, dim: usize, out: &Tensor) on out;
     }
     softmax of numbers {

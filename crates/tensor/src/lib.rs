@@ -64,6 +64,7 @@ pub use host_span::HostSpan;
 pub use later::{Later, LaterVec};
 pub use op::{Conv2dOptions, CountPadding, PoolOptions};
 pub use ops::across::Crossing;
+pub use ops::choice::Comparand;
 pub use ops::dropout::{DropoutKey, Within};
 pub use ops::norm::{BatchNormed, ChannelStats, Running, SumOverBatch, Then};
 pub use ops::reduce::Keep;

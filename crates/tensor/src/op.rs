@@ -29,6 +29,10 @@ pub(crate) enum Op {
     Sum { from: Shape, kept: Shape },
     /// Largest along `dim`; saves the indices of the largest, with the dimension kept.
     Max { from: Shape, dim: usize },
+    /// One of two by a mask, with their shapes before broadcasting; saves the mask.
+    Choose(Shape, Shape),
+    /// Elements along `dim`; saves where they stand.
+    Gather { from: Shape, dim: usize },
     /// Another shape over the same row-major elements.
     Reshape(Shape),
     /// Dimensions in another order; holds the order that leads back.
@@ -122,6 +126,10 @@ pub(crate) enum Unary {
     Gelu,
     /// x times an approximation of that by tanh, as GPT-2 has it.
     GeluTanh,
+    /// Sine of an angle in radians.
+    Sin,
+    /// Cosine of an angle in radians.
+    Cos,
     /// |x|
     Abs,
     /// x^2
@@ -160,6 +168,14 @@ pub(crate) enum Binary {
     Div,
     Maximum,
     Minimum,
+}
+
+/// What may hold between two numbers; nothing holds of a NaN.
+#[derive(Clone, Copy)]
+pub(crate) enum Relation {
+    Less,
+    AtMost,
+    Equal,
 }
 
 /// Which of the two a kernel computes: softmax, or its logarithm.

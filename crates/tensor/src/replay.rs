@@ -277,9 +277,10 @@ impl Device {
 }
 
 impl Tensor {
-    /// As [`Tensor::from_slice`], of values that are functions of the shape alone, so that a replay of the pass has the same.
+    /// As [`Tensor::from_slice`], of values that are the same in every pass of these shapes, such as weights of classes or codes of positions:
+    /// a pass that is recorded on a GPU keeps them, where it can't be recorded with others.
     #[track_caller]
-    pub(crate) fn constant<T: Element>(device: &Device, values: &[T], shape: impl Into<Shape>) -> Tensor {
+    pub fn constant<T: Element>(device: &Device, values: &[T], shape: impl Into<Shape>) -> Tensor {
         match device.backend() {
             Backend::Cpu => Tensor::from_slice(device, values, shape),
             Backend::Gpu(_) => device.feed(values, shape.into(), Words::Constant),

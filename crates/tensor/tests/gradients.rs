@@ -97,6 +97,11 @@ fn losses() {
 }
 
 #[test]
+fn choices() {
+    cases::choices::choices(&Differences);
+}
+
+#[test]
 fn embedding_and_norm() {
     cases::embedding_and_norm(&Differences);
 }

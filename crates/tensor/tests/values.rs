@@ -1,6 +1,6 @@
 //! What the operations compute, where a gradient check can't tell.
 
-use phalanx_tensor::cases::edges;
+use phalanx_tensor::cases::{choices, edges};
 use phalanx_tensor::{Conv2dOptions, DType, Device, DropoutKey, PoolOptions, Tensor, Within, no_grad};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -25,6 +25,13 @@ fn known_values() {
 }
 
 #[test]
+fn comparisons_and_choices() {
+    let device = Device::cpu(2);
+    choices::comparisons(&device);
+    choices::the_largest_come_first(&device);
+}
+
+#[test]
 fn a_wrong_shape_names_the_op_and_both_shapes() {
     let device = Device::cpu(1);
     let zeros = |shape: &[usize]| Tensor::zeros(&device, shape, DType::F32);
@@ -40,10 +47,18 @@ fn a_wrong_shape_names_the_op_and_both_shapes() {
     check("mse_loss", ["[2, 3]", "[2, 4]"], &|| a.mse_loss(&b));
     check("conv2d", ["[1, 1, 4, 4]", "[2, 3]"], &|| image.conv2d(&a, None, Conv2dOptions::default()));
     check("max_pool2d", ["[1, 1, 4, 4]", "[5, 5]"], &|| image.max_pool2d(PoolOptions::square(5)));
+    check("lt", ["[2, 3]", "[2, 4]"], &|| a.lt(&b));
+    check("where_cond", ["[2, 3]", "[2, 4]"], &|| a.where_cond(&a, &b));
+    check("masked_fill", ["[2, 3]", "[1, 1, 4, 4]"], &|| a.masked_fill(&image, 0.0));
     check("cat", ["[2, 3]", "[2, 4]"], &|| Tensor::cat(&[&a, &b], 0));
     check("broadcast_to", ["[2, 3]", "[2, 4]"], &|| a.broadcast_to([2, 4]));
     let labels = Tensor::from_slice(a.device(), &[3i64, 0], [2]);
     check("nll_loss", ["label 3", "[2, 3]"], &|| a.nll_loss(&labels));
+    check("gather", ["[2]", "[2, 3]"], &|| a.gather(1, &labels));
+    check("gather", ["place 3", "[2, 3]"], &|| a.gather(1, &labels.reshape([2, 1])));
+    check("topk", ["4 of dimension 1", "[2, 3]"], &|| a.topk(4, 1).0);
+    check("where_cond", ["f32", "i64"], &|| labels.where_cond(&a, &a));
+    check("a tensor of i64", ["0.5", "whole"], &|| labels.lt(0.5));
 }
 
 #[test]

@@ -103,7 +103,16 @@ pub(super) fn step(args: &StepArgs) -> Result<()> {
         } else {
             let (input, target) = (x.clone(), y.clone());
             let (model, parameters) = (&*model, &parameters);
-            let pass = Pass { model, parameters, loss, input, target, ctx, weight: 1.0, sync: Sync::Now };
+            let pass = Pass {
+                model,
+                parameters,
+                loss: loss.clone(),
+                input,
+                target,
+                ctx,
+                weight: 1.0,
+                sync: Sync::Now,
+            };
             let loss = autocast(precision.products(), || strategy.pass(&pass))?;
             strategy.finish(parameters)?;
             if !loss.is_finite() {

@@ -27,7 +27,7 @@ enum Kept {
 const POWER: f64 = 2.5;
 
 #[rustfmt::skip]
-const FUNCTIONS: [Function; 15] = [
+const FUNCTIONS: [Function; 17] = [
     Function { kernel: "negative", engine: |x| x.neg(), constants: [[0.0; 2]; 2], range: [-3.0, 3.0], keeps: Kept::Nothing },
     Function { kernel: "exponential", engine: |x| x.exp(), constants: [[0.0; 2]; 2], range: [-5.0, 5.0], keeps: Kept::Output },
     Function { kernel: "logarithm", engine: |x| x.ln(), constants: [[0.0; 2]; 2], range: [0.1, 9.0], keeps: Kept::Input },
@@ -37,6 +37,8 @@ const FUNCTIONS: [Function; 15] = [
     Function { kernel: "relu", engine: |x| x.relu(), constants: [[0.0; 2]; 2], range: [-3.0, 3.0], keeps: Kept::Output },
     Function { kernel: "gelu", engine: |x| x.gelu(), constants: [[0.0; 2]; 2], range: [-3.0, 3.0], keeps: Kept::Input },
     Function { kernel: "gelu_tanh", engine: |x| x.gelu_tanh(), constants: [[0.0; 2]; 2], range: [-3.0, 3.0], keeps: Kept::Input },
+    Function { kernel: "sine", engine: |x| x.sin(), constants: [[0.0; 2]; 2], range: [-7.0, 7.0], keeps: Kept::Input },
+    Function { kernel: "cosine", engine: |x| x.cos(), constants: [[0.0; 2]; 2], range: [-7.0, 7.0], keeps: Kept::Input },
     Function { kernel: "absolute", engine: |x| x.abs(), constants: [[0.0; 2]; 2], range: [-3.0, 3.0], keeps: Kept::Input },
     Function { kernel: "square", engine: |x| x.square(), constants: [[0.0; 2]; 2], range: [-3.0, 3.0], keeps: Kept::Input },
     Function { kernel: "power", engine: |x| x.powf(POWER), constants: [[POWER, 0.0], [POWER, POWER - 1.0]], range: [0.1, 9.0], keeps: Kept::Input },

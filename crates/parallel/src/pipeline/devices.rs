@@ -161,11 +161,11 @@ impl Local for Pipelined {
         // What holds for this thread holds for the others.
         let products = autocast_dtype();
         let other = |(rank, mut link, mut tell): (usize, Queues, Told)| {
-            autocast(products, || of(rank).run(&mut link, pass.loss, &mut tell, since))
+            autocast(products, || of(rank).run(&mut link, &pass.loss, &mut tell, since))
         };
         let (own, others) = threads.run(others, other, || {
             let mut link = Listening { queues: own_link, hears: &hears };
-            let ran = of(0).run(&mut link, pass.loss, &mut &hears, since);
+            let ran = of(0).run(&mut link, &pass.loss, &mut &hears, since);
             // A neighbour that waits for what doesn't come is told so.
             drop(link);
             // Ends when every other has.

@@ -92,7 +92,7 @@ impl RankPipeline {
     pub fn run(
         &mut self,
         model: &dyn Module,
-        loss: Loss,
+        loss: &Loss,
         micro_batches: &[MicroBatch],
         sink: &mut dyn GradSink,
     ) -> Result<f64, Error> {
@@ -139,7 +139,7 @@ impl Local for RankPipeline {
     fn pass(&mut self, pass: &Pass<'_>, sink: &mut dyn GradSink) -> Result<f64, Error> {
         let n = self.schedule.shape().micro_batches;
         let parts = micro_batches(Some(&pass.input), Some(&pass.target), &pass.ctx, pass.weight, n);
-        let loss = self.run(pass.model, pass.loss, &parts, sink)?;
+        let loss = self.run(pass.model, &pass.loss, &parts, sink)?;
         Ok(if pass.samples() == 0 { 0.0 } else { loss / pass.weight })
     }
 

@@ -125,7 +125,7 @@ impl Rank<'_> {
     pub(super) fn run(
         &self,
         link: &mut dyn Link,
-        loss: Loss,
+        loss: &Loss,
         sink: &mut dyn GradSink,
         since: Instant,
     ) -> Result<Ran, Error> {
@@ -252,7 +252,7 @@ impl<'a, 'l> Running<'a, 'l> {
         (y, ctx)
     }
 
-    fn forward(&mut self, action: Action, before: Option<Carried>, loss: Loss) -> Option<Carried> {
+    fn forward(&mut self, action: Action, before: Option<Carried>, loss: &Loss) -> Option<Carried> {
         let Rank { schedule, micro_batches, .. } = *self.rank;
         let Action { stage, micro_batch, .. } = action;
         let of = &micro_batches[micro_batch];

@@ -13,7 +13,8 @@ use phalanx_nn::models::{
 };
 use phalanx_nn::optim::{Adadelta, Adam, AdamW, Clip, Group, Members, RmsProp, Rule, Sgd};
 use phalanx_nn::{
-    Anneal, BadFreeze, Curve, Linear, Loss, Module, OneCycle, Plateau, Schedule, Unit, Warmup, freeze,
+    Anneal, BadFreeze, Curve, Linear, Loss, Module, OneCycle, Plateau, Schedule, Unit, Warmup,
+    WeightedCrossEntropy, freeze,
 };
 use phalanx_parallel::{BetweenGpus, Compress, DdpConfig, FsdpConfig, PowerSgdConfig, Sharded};
 use std::path::PathBuf;
@@ -258,22 +259,32 @@ impl Recipe {
         }
     }
 
-    /// Whether the model can tell the classes of a dataset apart: only the dataset knows how many folders it is made of.
+    /// Whether the model can tell the classes of a dataset apart, and there are as many weights as classes that it tells apart: only the
+    /// dataset knows how many folders it is made of.
     ///
     /// # Errors
-    /// The last layer has fewer outputs than there are classes.
+    /// The last layer has fewer outputs than there are classes, or another number than there are weights.
     pub fn check_classes(&self, target: Target<'_>) -> Result<(), RecipeError> {
-        let classes = match (self.model.head, target) {
-            (Some(head), Target::Classes(classes) | Target::Values(&[classes])) if classes > head => classes,
-            _ => return Ok(()),
+        let (Target::Classes(classes) | Target::Sequence { classes, .. } | Target::Values(&[classes])) =
+            target
+        else {
+            return Ok(());
         };
-        Err(RecipeError::BadValue {
-            origin: self.name.clone(),
-            key: "model.head".to_owned(),
-            expected: format!("at least {classes}, the classes of the images"),
-            found: self.model.head.unwrap_or(0).to_string(),
-            nearest: None,
-        })
+        let outputs = self.model.head.unwrap_or(classes);
+        let refuse = |key: &str, expected: String, found: usize| {
+            let (origin, key, found) = (self.name.clone(), key.to_owned(), found.to_string());
+            Err(RecipeError::BadValue { origin, key, expected, found, nearest: None })
+        };
+        if classes > outputs {
+            return refuse("model.head", format!("at least {classes}, the classes of the images"), outputs);
+        }
+        match &self.train.class_weights {
+            Some(weights) if weights.len() != outputs => {
+                let expected = format!("{outputs} numbers, one for each class that the model tells apart");
+                refuse("train.class_weights", expected, weights.len())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// How batches are prepared: what has to be decoded takes longer than a training loop should wait.
@@ -287,7 +298,15 @@ impl Recipe {
         match self.train.loss.as_str() {
             "nll" => Loss::Nll,
             "cross-entropy" => {
-                Loss::CrossEntropy { label_smoothing: self.train.label_smoothing.unwrap_or(0.0) }
+                let label_smoothing = self.train.label_smoothing.unwrap_or(0.0);
+                match self.train.class_weights.clone() {
+                    Some(weights) => Loss::WeightedCrossEntropy(WeightedCrossEntropy {
+                        label_smoothing,
+                        weights,
+                        ignored: None,
+                    }),
+                    None => Loss::CrossEntropy { label_smoothing },
+                }
             }
             "mse" => Loss::Mse,
             other => unreachable!("the table of keys lets no loss {other} pass"),

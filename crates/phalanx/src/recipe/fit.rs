@@ -133,6 +133,14 @@ fn check_counts(origin: &str, table: &Table) -> Result<(), RecipeError> {
     {
         return refuse("data.pixels", "left out beside data.mean and data.std".into(), pixels.to_owned());
     }
+    if value("train", "class_weights").is_some() {
+        for (section, leaf) in [("data", "mixup"), ("parallel", "tensor")] {
+            if let Some(found) = value(section, leaf) {
+                let expected = "left out beside train.class_weights".to_owned();
+                return refuse(&format!("{section}.{leaf}"), expected, found.to_string());
+            }
+        }
+    }
     if value("data", "crop_border").is_some() && value("data", "crop_padding").is_none() {
         return refuse(
             "data.crop_padding",

@@ -290,6 +290,12 @@ pub const KEYS: &[Key] = &[
     ),
     must("train.loss", OneOf(&["nll", "cross-entropy", "mse"]), "how outputs are held against targets"),
     row("train.label_smoothing", Share, &["cross-entropy"], "how much of a label is spread over all classes"),
+    row(
+        "train.class_weights",
+        Positives(None),
+        &["cross-entropy"],
+        "how much each class counts, as in [1, 3]",
+    ),
     row("train.epochs", Count(1), &[], "how often all samples are seen"),
     row("train.batch_size", Count(1), &[], "samples a worker, or logical shard, and backward pass"),
     row("train.accumulate", Count(1), &[], "backward passes a step"),

@@ -1,8 +1,9 @@
 use super::*;
 use crate::checkpoint::Every;
 use crate::{OnNan, Watch};
+use phalanx_data::Target;
 use phalanx_nn::optim::{AdamW, Group, Members, Optimizer, Rule, Sgd};
-use phalanx_nn::{Anneal, Curve, Loss, OneCycle, Plateau, Schedule, Unit, Warmup};
+use phalanx_nn::{Anneal, Curve, Loss, OneCycle, Plateau, Schedule, Unit, Warmup, WeightedCrossEntropy};
 use phalanx_parallel::{BetweenGpus, Compress};
 use std::collections::HashSet;
 use std::fs;
@@ -109,6 +110,14 @@ fn words_become_parts() {
     assert_eq!(hpc.schedule(), Curve::Step { size: 1.0, gamma: 0.7 }.into());
     let recipe = set("mnist", &["train.loss=cross-entropy", "train.label_smoothing=0.1"]).unwrap();
     assert_eq!(recipe.loss(), Loss::CrossEntropy { label_smoothing: 0.1 });
+    let recipe = set("cifar10-resnet18", &["train.class_weights=[1, 0.5, 4]", "model.head=12"]).unwrap();
+    let Loss::WeightedCrossEntropy(WeightedCrossEntropy { weights, ignored: None, .. }) = recipe.loss()
+    else {
+        panic!("{:?}", recipe.loss())
+    };
+    assert_eq!(weights, [1.0, 0.5, 4.0]);
+    let error = recipe.check_classes(Target::Classes(10)).unwrap_err().to_string();
+    assert!(error.contains("train.class_weights must be 12 numbers") && error.contains("got: 3"), "{error}");
     let trainer = set("mnist", &["parallel.bucket_mb=0.5", "train.seed=7"]).unwrap().trainer().unwrap();
     assert_eq!((trainer.ddp.bucket_bytes, trainer.seed), (1 << 19, 7));
     let shards = |set: Result<Recipe, String>| set.unwrap().trainer().unwrap().logical_shards;
@@ -378,6 +387,10 @@ fn images_that_cannot_be_made_are_refused_at_once() {
         (&["data.jitter=[0.4]"], &["data.jitter must be 4 numbers of at least 0, got: [0.4]"]),
         (&["data.std=[1,0,1]"], &["data.std must be 3 numbers above 0"]),
         (&["data.mixup=2"], &["data.mixup must be a number from 0 to 1, got: 2"]),
+        (
+            &["train.class_weights=[1, 2]", "data.mixup=0.2"],
+            &["data.mixup must be left out beside train.class_weights, got: 0.2"],
+        ),
         (&["data.name=image-folder"], &["model.head must be the number of class folders", "got: nothing"]),
         (&["model.head=9"], &["model.head must be at least 10, the classes of cifar10, got: 9"]),
         (&["train.loss=nll"], &["needs train.loss = cross-entropy"]),

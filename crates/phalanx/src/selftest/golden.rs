@@ -222,7 +222,7 @@ impl Golden {
             let parameters = Parameters::build(&mut model, worker.device(), 0);
             fill(&parameters);
             let trainer = Trainer {
-                loss: self.loss,
+                loss: self.loss.clone(),
                 epochs: 1000,
                 steps: Some(steps as u64),
                 batch_size: self.batch / ranks,

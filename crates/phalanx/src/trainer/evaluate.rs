@@ -41,7 +41,7 @@ pub(super) fn evaluate(
 /// The mean loss and accuracy over all test samples, each counted once, whatever the number of ranks.
 fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
     let Some(test) = &run.test else { return Ok(None) };
-    let (loss, device) = (run.trainer.loss, run.worker.device());
+    let (loss, device) = (&run.trainer.loss, run.worker.device());
     let products = run.trainer.precision.products();
     let mut totals = ByShard::<4>::of(&*run.strategy);
     let mut bad_images = 0;
@@ -109,7 +109,11 @@ struct Counted {
 }
 
 impl Counted {
-    fn of(outputs: &Outputs<'_>, loss: Loss, has_accuracy: bool) -> Result<Counted, phalanx_parallel::Error> {
+    fn of(
+        outputs: &Outputs<'_>,
+        loss: &Loss,
+        has_accuracy: bool,
+    ) -> Result<Counted, phalanx_parallel::Error> {
         let places = if has_accuracy { Some(outputs.label_places()?) } else { None };
         Ok(Counted { samples: outputs.samples(), loss: outputs.loss(loss)?, places })
     }

@@ -317,7 +317,7 @@ impl<'a> Run<'a> {
         let pass = Pass {
             model: self.model,
             parameters: self.parameters,
-            loss: self.trainer.loss,
+            loss: self.trainer.loss.clone(),
             input,
             target,
             ctx,

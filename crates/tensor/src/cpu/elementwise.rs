@@ -102,6 +102,8 @@ pub(crate) fn unary(f: Unary, x: &Tensor, out: &Tensor) {
         Unary::Relu => map::<T>(x, out, |x| if x > T::ZERO || x.is_nan() { x } else { T::ZERO }),
         Unary::Gelu => map::<T>(x, out, |x| x * normal_cdf(x)),
         Unary::GeluTanh => map::<T>(x, out, |x| x * gelu_tanh_share(x)),
+        Unary::Sin => map::<T>(x, out, |x| x.sin()),
+        Unary::Cos => map::<T>(x, out, |x| x.cos()),
         Unary::Abs => map::<T>(x, out, |x| x.abs()),
         Unary::Square => map::<T>(x, out, |x| x * x),
         Unary::Powf(p) => map::<T>(x, out, |x| x.powf(T::from_f64(p))),
@@ -155,6 +157,8 @@ pub(crate) fn unary_gradient(f: Unary, kept: &Tensor, grad: &Tensor, out: &Tenso
             g * (normal_cdf(x) + x * density)
         }),
         Unary::GeluTanh => zip::<T>(kept, grad, out, |x, g| g * gelu_tanh_slope(x)),
+        Unary::Sin => zip::<T>(kept, grad, out, |x, g| g * x.cos()),
+        Unary::Cos => zip::<T>(kept, grad, out, |x, g| -g * x.sin()),
         Unary::Abs => zip::<T>(kept, grad, out, |x, g| {
             if x > T::ZERO { g } else if x < T::ZERO { -g } else { T::ZERO }
         }),

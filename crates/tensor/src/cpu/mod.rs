@@ -4,6 +4,7 @@
 pub(crate) mod arch;
 pub(crate) mod attention;
 pub(crate) mod batch_norm;
+pub(crate) mod choice;
 pub(crate) mod conv;
 pub(crate) mod copy;
 pub(crate) mod dropout;

@@ -1,10 +1,11 @@
 //! Sums and largest values along dimensions.
 
-use crate::cpu::SERIAL_LIMIT;
+use crate::cpu::{SERIAL_LIMIT, share};
 use crate::dtype::{Float, with_float};
 use crate::shape::{Geometry, for_each_row};
 use crate::storage::Storage;
 use crate::tensor::Tensor;
+use std::cmp::Ordering;
 
 /// Independent partial sums in a row: enough for two vectors of the widest kind, and a fixed order for every machine.
 const LANES: usize = 32;
@@ -115,6 +116,35 @@ pub(crate) fn max_rows(x: &Tensor, width: usize, largest: &Tensor, index: &Tenso
                 if v > best || (v.is_nan() && !best.is_nan()) { (j as i64, v) } else { (at, best) }
             });
         }
+    });
+}
+
+/// Where the largest of each row of the contiguous `x` (rows, width) stand, the largest first: `index` is (rows, as many as are wanted). The
+/// first of equals comes before the others, and what is no number before all.
+pub(crate) fn top_rows(x: &Tensor, index: &Tensor) {
+    let (width, wanted) = (x.dims()[1], index.dims()[1]);
+    let device = x.device();
+    with_float!(x.dtype, "topk", T => {
+        let (vx, mut vi) = (x.read_contiguous::<T>("topk"), index.write_whole::<i64>());
+        let vx = &*vx;
+        let rows = share(device, x.count()).div_ceil(width.max(1));
+        device.for_chunks(&mut vi, (rows * wanted).max(1), |chunk, places| {
+            let mut all: Vec<usize> = Vec::with_capacity(width);
+            for (i, places) in places.chunks_exact_mut(wanted).enumerate() {
+                let row = &vx[(chunk * rows + i) * width..][..width];
+                let order = |&a: &usize, &b: &usize| {
+                    let size = |at: usize| (row[at].is_nan(), row[at]);
+                    size(b).partial_cmp(&size(a)).unwrap_or(Ordering::Equal).then(a.cmp(&b))
+                };
+                all.clear();
+                all.extend(0..width);
+                if wanted < width {
+                    all.select_nth_unstable_by(wanted, order);
+                }
+                all[..wanted].sort_unstable_by(order);
+                places.iter_mut().zip(&all).for_each(|(place, &at)| *place = at as i64);
+            }
+        });
     });
 }
 

@@ -6,7 +6,7 @@ use crate::cpu::conv::Plan;
 use crate::cpu::copy::convert;
 use crate::cpu::pooling::Planes;
 use crate::dtype::DType;
-use crate::op::{Binary, CountPadding, Form, Unary};
+use crate::op::{Binary, CountPadding, Form, Relation, Unary};
 use crate::ops::attention::{Asked, Dropped};
 use crate::ops::dropout::{DropoutKey, Within};
 use crate::ops::samples::{SampleImages, SampleOrder};
@@ -129,4 +129,4 @@ macro_rules! plain {
         }
     )*};
 }
-plain!(f64 usize Asked Within Unary Binary Form Plan Planes Order CountPadding Dropped<'b> &'b DropoutKey &'b SampleImages SampleOrder);
+plain!(f64 usize Asked Within Unary Binary Relation Form Plan Planes Order CountPadding Dropped<'b> &'b DropoutKey &'b SampleImages SampleOrder);

@@ -19,6 +19,8 @@ fn named(f: Unary) -> ([&'static str; 2], [f64; 2]) {
         Unary::Relu => (["relu", "relu_gradient"], none),
         Unary::Gelu => (["gelu", "gelu_gradient"], none),
         Unary::GeluTanh => (["gelu_tanh", "gelu_tanh_gradient"], none),
+        Unary::Sin => (["sine", "sine_gradient"], none),
+        Unary::Cos => (["cosine", "cosine_gradient"], none),
         Unary::Abs => (["absolute", "absolute_gradient"], none),
         Unary::Square => (["square", "square_gradient"], none),
         Unary::Powf(p) => (["power", "power_gradient"], [p, p - 1.0]),

@@ -118,6 +118,16 @@ pub(crate) fn max_rows(engine: &Engine, x: &Tensor, width: usize, largest: &Tens
     }
 }
 
+/// Where the largest of each row of the contiguous `x` (rows, width) stand, the largest first: `index` is (rows, as many as are wanted).
+#[track_caller]
+pub(crate) fn top_rows(engine: &Engine, x: &Tensor, index: &Tensor) {
+    check_float("topk", x.dtype);
+    let ([n, width], wanted) = ([x.dims()[0], x.dims()[1]], index.dims()[1]);
+    let args = [Arg::In(x), Arg::Out(index), Arg::Int(n), Arg::Int(width), Arg::Int(wanted)];
+    // SAFETY: `x` has n rows of `width` elements, the index n rows of those that are wanted, which are no more than `width`.
+    unsafe { engine.launch("top_by_block", rows(n, width), &args) }
+}
+
 /// `out =` each element of `grad` where `index` says along `dim`, and 0 elsewhere; both have size 1 there.
 #[track_caller]
 pub(crate) fn max_gradient(engine: &Engine, grad: &Tensor, index: &Tensor, dim: usize, out: &Tensor) {

@@ -136,6 +136,8 @@ functions! {
     "max(x, 0)." relu => Relu;
     "x times the standard normal distribution function of x, exactly (PyTorch's default form)." gelu => Gelu;
     "x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2: GELU as GPT-2 approximates it." gelu_tanh => GeluTanh;
+    "Sine of an angle in radians." sin => Sin;
+    "Cosine of an angle in radians." cos => Cos;
     "Absolute value." abs => Abs;
     "x squared." square => Square;
 }

@@ -5,6 +5,7 @@ pub(crate) mod across;
 pub(crate) mod again;
 pub(crate) mod attention;
 pub(crate) mod cast;
+pub(crate) mod choice;
 pub(crate) mod convolution;
 pub(crate) mod dropout;
 pub(crate) mod elementwise;

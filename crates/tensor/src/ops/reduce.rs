@@ -90,10 +90,47 @@ impl Tensor {
         if keep_dim == Keep::Yes { out } else { out.squeeze(dim) }
     }
 
+    /// The smallest along dimension `dim`; the gradient goes to the first of them.
+    #[track_caller]
+    pub fn min(&self, dim: usize, keep_dim: Keep) -> Tensor {
+        self.neg().max(dim, keep_dim).neg()
+    }
+
+    /// The `k` largest along dimension `dim`, the largest first, and where they stand, as i64: both have size `k` there. Of equals the first
+    /// comes first, and NaN comes before every number. With `k` as large as the dimension that sorts it. A GPU looks for one after the
+    /// other, which takes time with `k`.
+    ///
+    /// ```
+    /// use phalanx_tensor::{Device, Tensor};
+    /// let scores = Tensor::from_slice(&Device::cpu(1), &[0.5f32, 3.0, -1.0, 2.0], [1, 4]);
+    /// let (values, places) = scores.topk(2, 1);
+    /// assert_eq!((values.to_vec::<f32>(), places.to_vec::<i64>()), (vec![3.0, 2.0], vec![1, 3]));
+    /// ```
+    #[track_caller]
+    pub fn topk(&self, k: usize, dim: usize) -> (Tensor, Tensor) {
+        self.check_dim("topk", dim);
+        assert!(self.dtype.is_float(), "topk: needs a tensor of floats, got {}", self.dtype);
+        let width = self.dims()[dim];
+        assert!(k <= width, "topk: {k} of dimension {dim} of shape {}, which has {width}", self.shape());
+        let last = self.shape().n_dims() - 1;
+        let rows = self.detach().transpose(dim, last);
+        let n = self.count() / width.max(1);
+        let index = Tensor::stale(self.device(), [n, k].into(), DType::I64);
+        kernel::reduce::top_rows(&rows.reshape([n, width]).contiguous(), &index);
+        let index = index.reshape(rows.shape().with(last, k)).transpose(dim, last).contiguous();
+        (self.gather(dim, &index), index)
+    }
+
     /// Where the first of the largest along dimension `dim` stands, as i64, without that dimension.
     #[track_caller]
     pub fn argmax(&self, dim: usize) -> Tensor {
         self.largest("argmax", dim).1.squeeze(dim)
+    }
+
+    /// Where the first of the smallest along dimension `dim` stands, as i64, without that dimension.
+    #[track_caller]
+    pub fn argmin(&self, dim: usize) -> Tensor {
+        self.neg().argmax(dim)
     }
 
     /// Largest values and their positions along `dim`, which stays with size 1.

@@ -38,6 +38,12 @@ families! {
 }
 
 #[test]
+fn choices() {
+    let Some(rig) = rig(1) else { return };
+    cases::choices::choices(&rig);
+}
+
+#[test]
 fn larger_sizes_take_their_own_ways() {
     let Some(rig) = rig(1) else { return };
     cases::wide::rows_of_many_numbers(&rig);

@@ -1,0 +1,86 @@
+//! Elements that are chosen by masks and by places.
+
+use crate::cases::{Check, random};
+use crate::{DType, Device, Keep, Tensor};
+
+/// What is chosen, and its gradient.
+pub fn choices(c: &impl Check) {
+    // A mask of numbers that don't follow the inputs, so that differences don't cross an edge.
+    let mask = |x: &Tensor, shape: &[usize]| random(x, shape, 5).gt(0.25);
+    c.check(&[&[2, 3], &[2, 3]], |x| mask(&x[0], &[2, 3]).where_cond(&x[0], &x[1]));
+    c.check(&[&[2, 3, 4], &[3, 1]], |x| mask(&x[0], &[4]).where_cond(&x[0], &x[1]));
+    c.check(&[&[3], &[]], |x| mask(&x[0], &[2, 4, 1]).where_cond(&x[0], &x[1]));
+    c.check(&[&[3, 3]], |x| mask(&x[0], &[3, 3]).where_cond(&x[0], &x[0].t()));
+    c.check(&[&[70, 40]], |x| x[0].masked_fill(&mask(&x[0], &[40]), -2.0));
+    c.check(&[&[2, 5]], |x| x[0].clamp(-0.375, 0.25));
+    for keep in [Keep::Yes, Keep::No] {
+        c.check(&[&[2, 3, 4]], |x| x[0].min(1, keep));
+    }
+    let places = |x: &Tensor, places: &[i64], shape: &[usize]| Tensor::from_slice(x.device(), places, shape);
+    c.check(&[&[2, 3]], |x| x[0].gather(1, &places(&x[0], &[2, 0, 2, 1, 1, 1, 0, 2], &[2, 4])));
+    c.check(&[&[3, 2, 2]], |x| x[0].gather(0, &places(&x[0], &[2, 0, 1, 2], &[1, 2, 2])));
+    c.check(&[&[3, 2]], |x| x[0].t().gather(1, &places(&x[0], &[2, 0], &[2, 1])));
+    c.check(&[&[2, 4, 3]], |x| x[0].index_select(1, &places(&x[0], &[3, 0, 3], &[3])));
+    for k in [1, 2, 4] {
+        c.check(&[&[3, 4]], |x| x[0].topk(k, 1).0);
+        c.check(&[&[4, 3]], |x| x[0].topk(k, 0).0);
+    }
+    // More of a row than a block has threads.
+    c.check(&[&[2, 1500]], |x| x[0].topk(3, 1).0);
+}
+
+/// What holds between numbers, what becomes of edges, and whole numbers.
+#[track_caller]
+pub fn comparisons(device: &Device) {
+    const NAN: f32 = f32::NAN;
+    const INF: f32 = f32::INFINITY;
+    let (left, right) = ([1.0, 2.0, 3.0, NAN, NAN, -0.0, INF], [2.0, 2.0, 2.0, 1.0, NAN, 0.0, INF]);
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let [a, b] = [left, right].map(|x| Tensor::from_slice(device, &x, [7]).cast(dtype));
+        let held = |mask: Tensor| mask.to_vec::<f32>().iter().map(|&x| x as u8).collect::<Vec<_>>();
+        assert_eq!(held(a.lt(&b)), [1, 0, 0, 0, 0, 0, 0], "lt, {dtype}");
+        assert_eq!(held(a.le(&b)), [1, 1, 0, 0, 0, 1, 1], "le, {dtype}");
+        assert_eq!(held(a.gt(&b)), [0, 0, 1, 0, 0, 0, 0], "gt, {dtype}");
+        assert_eq!(held(a.ge(&b)), [0, 1, 1, 0, 0, 1, 1], "ge, {dtype}");
+        assert_eq!(held(a.eq(&b)), [0, 1, 0, 0, 0, 1, 1], "eq, {dtype}");
+        assert_eq!(held(a.ne(&b)), [1, 0, 1, 1, 1, 0, 0], "ne, {dtype}");
+        assert_eq!(held(a.gt(1.5)), [0, 1, 1, 0, 0, 0, 1], "gt of a number, {dtype}");
+        // A number of another type counts as it is, and is not rounded first.
+        let third = Tensor::scalar(device, 1.0 / 3.0, DType::F32);
+        assert_eq!(third.cast(dtype).eq(&third).item(), f64::from(dtype == DType::F32), "{dtype}");
+    }
+    let whole = |values: &[i64]| Tensor::from_slice(device, values, [values.len()]);
+    // Beyond what an f32 or an f64 tells apart.
+    let (a, b) = (whole(&[1 << 60, 5, -3]), whole(&[(1 << 60) + 1, 5, -4]));
+    assert_eq!(a.lt(&b).to_vec::<f32>(), [1.0, 0.0, 0.0]);
+    assert_eq!(a.eq(&b).to_vec::<f32>(), [0.0, 1.0, 0.0]);
+    assert_eq!(a.ne(5.0).where_cond(&a, &whole(&[-1])).to_vec::<i64>(), [1 << 60, -1, -3]);
+    assert_eq!(a.lt(&b.reshape([3, 1])).dims(), [3, 3]);
+
+    // What isn't chosen is neither seen nor learnt from.
+    let x = Tensor::from_slice(device, &[NAN, INF, 2.0], [3]).requires_grad();
+    let kept = x.masked_fill(&x.gt(1e30), 0.0).masked_fill(&x.ne(&x), 1.0);
+    assert_eq!(kept.to_vec::<f32>(), [1.0, 0.0, 2.0]);
+    assert_eq!(kept.square().sum_all().backward().get(&x).unwrap().to_vec::<f32>(), [0.0, 0.0, 4.0]);
+    let x = Tensor::from_slice(device, &[-2.0f32, -1.0, 0.5, 1.0, NAN], [5]).requires_grad();
+    let within = x.clamp(-1.0, 1.0);
+    assert_eq!(within.narrow(0, 0, 4).to_vec::<f32>(), [-1.0, -1.0, 0.5, 1.0]);
+    assert!(within.to_vec::<f32>()[4].is_nan());
+    assert_eq!(within.sum_all().backward().get(&x).unwrap().to_vec::<f32>(), [0.0, 1.0, 1.0, 1.0, 1.0]);
+}
+
+/// The largest come first, of equals the first, and before all what is no number.
+#[track_caller]
+pub fn the_largest_come_first(device: &Device) {
+    const NAN: f32 = f32::NAN;
+    const INF: f32 = f32::INFINITY;
+    let x = Tensor::from_slice(device, &[1.0, NAN, 3.0, 3.0, NAN, -INF, -INF, INF], [1, 8]);
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let (values, places) = x.cast(dtype).topk(8, 1);
+        assert_eq!(places.to_vec::<i64>(), [1, 4, 7, 2, 3, 0, 5, 6], "{dtype}");
+        assert_eq!(values.cast(DType::F32).to_vec::<f32>()[2..], [INF, 3.0, 3.0, 1.0, -INF, -INF], "{dtype}");
+    }
+    assert_eq!(x.reshape([8, 1]).topk(3, 0).1.to_vec::<i64>(), [1, 4, 7]);
+    assert_eq!(x.topk(0, 1).0.dims(), [1, 0]);
+    assert_eq!(x.narrow(1, 2, 5).argmin(1).to_vec::<i64>(), [2]);
+}

@@ -1,0 +1,194 @@
+//! Comparisons, and what is chosen by them or by places. A mask is f32: 1 where something holds and 0 where not, so that a product of
+//! two is "and", their maximum "or", and a sum counts.
+
+use crate::dtype::DType;
+use crate::kernel;
+use crate::op::{Op, Relation};
+use crate::ops::{keep, recorded};
+use crate::shape::Shape;
+use crate::tensor::Tensor;
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for &crate::Tensor {}
+    impl Sealed for f64 {}
+}
+
+/// What a tensor is compared with: another tensor, or a number.
+pub trait Comparand: sealed::Sealed {
+    /// As a tensor that spreads to `like`, of its type.
+    #[doc(hidden)]
+    fn beside(self, like: &Tensor) -> Tensor;
+}
+
+impl Comparand for &Tensor {
+    fn beside(self, _: &Tensor) -> Tensor {
+        self.detach()
+    }
+}
+
+impl Comparand for f64 {
+    #[track_caller]
+    fn beside(self, like: &Tensor) -> Tensor {
+        let fits = like.dtype().is_float() || self.fract() == 0.0;
+        assert!(fits, "a tensor of {} is compared with {self}: a whole number would do", like.dtype());
+        Tensor::scalar(like.device(), self, like.dtype())
+    }
+}
+
+/// Comparisons with another tensor or a number, broadcasting. Nothing holds of a NaN but that it isn't equal; masks have no gradient.
+///
+/// ```
+/// use phalanx_tensor::{Device, Tensor};
+/// let device = Device::cpu(1);
+/// let ids = Tensor::from_slice(&device, &[7i64, 0, 3], [3]);
+/// assert_eq!(ids.ne(0.0).to_vec::<f32>(), [1.0, 0.0, 1.0]);
+/// let x = Tensor::from_slice(&device, &[-2.0f32, 0.5, 4.0], [3]);
+/// assert_eq!(x.masked_fill(&x.gt(1.0), 1.0).to_vec::<f32>(), [-2.0, 0.5, 1.0]);
+/// ```
+impl Tensor {
+    /// Where `self < other`.
+    #[track_caller]
+    pub fn lt(&self, other: impl Comparand) -> Tensor {
+        compared("lt", Relation::Less, [self, &other.beside(self)])
+    }
+
+    /// Where `self <= other`.
+    #[track_caller]
+    pub fn le(&self, other: impl Comparand) -> Tensor {
+        compared("le", Relation::AtMost, [self, &other.beside(self)])
+    }
+
+    /// Where `self > other`.
+    #[track_caller]
+    pub fn gt(&self, other: impl Comparand) -> Tensor {
+        compared("gt", Relation::Less, [&other.beside(self), self])
+    }
+
+    /// Where `self >= other`.
+    #[track_caller]
+    pub fn ge(&self, other: impl Comparand) -> Tensor {
+        compared("ge", Relation::AtMost, [&other.beside(self), self])
+    }
+
+    /// Where `self == other`.
+    #[track_caller]
+    pub fn eq(&self, other: impl Comparand) -> Tensor {
+        compared("eq", Relation::Equal, [self, &other.beside(self)])
+    }
+
+    /// Where `self != other`.
+    #[track_caller]
+    pub fn ne(&self, other: impl Comparand) -> Tensor {
+        compared("ne", Relation::Equal, [self, &other.beside(self)]).affine(-1.0, 1.0)
+    }
+}
+
+/// Where the relation holds.
+#[track_caller]
+fn compared(op: &str, relation: Relation, [a, b]: [&Tensor; 2]) -> Tensor {
+    let [a, b] = of_one_type(op, [&a.detach(), &b.detach()]);
+    let mask = Tensor::stale(a.device(), spread(op, &[&a, &b]), DType::F32);
+    kernel::choice::compare(relation, &a, &b, &mask);
+    mask
+}
+
+/// Both in f32 where one is of 16 bits and the other of another float. Panics if they are on two devices or of types that don't go together.
+#[track_caller]
+fn of_one_type(op: &str, [a, b]: [&Tensor; 2]) -> [Tensor; 2] {
+    let both_f32 = a.dtype != b.dtype && [a.dtype, b.dtype].map(DType::wide) == [DType::F32; 2];
+    let both = [a, b].map(|x| if both_f32 { x.widened() } else { x.clone() });
+    both[0].check_partner(op, &both[1]);
+    both
+}
+
+/// The shape that all of these spread to.
+#[track_caller]
+fn spread(op: &str, tensors: &[&Tensor]) -> Shape {
+    let shapes = || tensors.iter().map(|x| *x.shape());
+    let spread = shapes().try_fold(Shape::new(&[]), |all, shape| all.broadcast(&shape));
+    spread.unwrap_or_else(|| panic!("{op}: shapes {:?} don't broadcast", shapes().collect::<Vec<_>>()))
+}
+
+impl Tensor {
+    /// What `yes` has where this mask, f32, isn't 0, and what `no` has elsewhere, broadcasting. What isn't chosen has no part in the gradient,
+    /// even where it is no number.
+    #[track_caller]
+    pub fn where_cond(&self, yes: &Tensor, no: &Tensor) -> Tensor {
+        assert!(
+            self.dtype == DType::F32,
+            "where_cond: a mask is f32, as comparisons give it, got {}: `.ne(0.0)` makes it one",
+            self.dtype
+        );
+        let [yes, no] = of_one_type("where_cond", [yes, no]);
+        let out = Tensor::stale(yes.device(), spread("where_cond", &[self, &yes, &no]), yes.dtype);
+        kernel::choice::choose(self, &yes, &no, &out);
+        recorded(out, Op::Choose(*yes.shape(), *no.shape()), &[&yes, &no], |_| [keep(self)])
+    }
+
+    /// `value` where the mask, f32 and of a shape that spreads to this tensor's, isn't 0, and this tensor elsewhere.
+    #[track_caller]
+    pub fn masked_fill(&self, mask: &Tensor, value: f64) -> Tensor {
+        let spread = mask.shape().broadcast(self.shape());
+        assert!(
+            spread == Some(*self.shape()),
+            "masked_fill: a mask of shape {} for a tensor of shape {}",
+            mask.shape(),
+            self.shape()
+        );
+        mask.where_cond(&Tensor::scalar(self.device(), value, self.dtype), self)
+    }
+
+    /// Each element, or the bound beyond which it lies. The gradient is that of what lies within, the bounds too.
+    #[track_caller]
+    pub fn clamp(&self, least: f64, most: f64) -> Tensor {
+        assert!(least <= most, "clamp: to no less than {least} and no more than {most}");
+        self.masked_fill(&self.lt(least), least).masked_fill(&self.gt(most), most)
+    }
+
+    /// The elements along dimension `dim` that `index`, i64, says: it has this tensor's shape but for that dimension, and so has the
+    /// result. The gradient of an element is the sum of those that were taken from it. Panics on a CPU if there is no such place; a
+    /// GPU takes NaN.
+    ///
+    /// ```
+    /// use phalanx_tensor::{Device, Tensor};
+    /// let device = Device::cpu(1);
+    /// let x = Tensor::from_slice(&device, &[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3]);
+    /// let index = Tensor::from_slice(&device, &[2i64, 0], [2, 1]);
+    /// assert_eq!(x.gather(1, &index).to_vec::<f32>(), [3.0, 4.0]);
+    /// ```
+    #[track_caller]
+    pub fn gather(&self, dim: usize, index: &Tensor) -> Tensor {
+        self.check_dim("gather", dim);
+        assert!(index.dtype() == DType::I64, "gather: the index must be i64, got {}", index.dtype());
+        assert!(
+            index.shape().n_dims() == self.shape().n_dims()
+                && *index.shape() == self.shape().with(dim, index.dims()[dim]),
+            "gather: an index of shape {} along dimension {dim} of shape {}: all other dimensions are the same",
+            index.shape(),
+            self.shape()
+        );
+        let (x, index) = (self.contiguous(), index.contiguous());
+        let out = Tensor::stale(self.device(), *index.shape(), self.dtype);
+        kernel::choice::gather(&x, &index, dim, &out);
+        recorded(out, Op::Gather { from: *self.shape(), dim }, &[&x], |_| [keep(&index)])
+    }
+
+    /// The slices along dimension `dim` that `ids`, i64 of (n), says, in that order; else as [`Tensor::gather`].
+    #[track_caller]
+    pub fn index_select(&self, dim: usize, ids: &Tensor) -> Tensor {
+        self.check_dim("index_select", dim);
+        let &[n] = ids.dims() else { panic!("index_select: ids of shape {}: (n) would do", ids.shape()) };
+        let mut line = Shape::new(&[]);
+        for d in 0..self.shape().n_dims() {
+            line = line.insert(d, if d == dim { n } else { 1 });
+        }
+        self.gather(dim, &ids.reshape(line).broadcast_to(self.shape().with(dim, n)))
+    }
+}
+
+/// How many elements come before dimension `dim` of a shape, along it and after it.
+pub(crate) fn around(shape: &Shape, dim: usize) -> [usize; 3] {
+    let dims = shape.dims();
+    [dims[..dim].iter().product(), dims[dim], dims[dim + 1..].iter().product()]
+}
