@@ -65,6 +65,7 @@ pub use layers::linear::{Linear, LinearInOut};
 pub use layers::norm::{BatchNorm2d, LayerNorm};
 pub use layers::pooling::{AdaptiveAvgPool2d, AvgPool2d, MaxPool2d};
 pub use layers::sequential::{Flatten, Sequential};
+pub use layers::transformer::{EncoderLayerConfig, MultiheadAttention, TransformerEncoderLayer};
 pub use loss::{Loss, OwnLoss, WeightedCrossEntropy};
 pub use module::{CrossEntropyInParts, Ctx, Module, Role, Visitor};
 pub use param::{Init, Param};

@@ -286,6 +286,14 @@ pub fn attention(c: &impl Check) {
         c.check(&[&shape], |x| x[0].causal_attention_in_steps(heads, None));
     }
     c.check(&[&[2, 5, 12]], |x| x[0].causal_attention(2, Some((0.4, &key))));
+    let parts: [&[usize]; 3] = [&[2, 2, 3, 4], &[2, 2, 5, 4], &[2, 2, 5, 2]];
+    c.check(&parts, |x| x[0].attention(&x[1], &x[2], None, None));
+    c.check(&parts, |x| {
+        // The second sample's first query sees nothing.
+        let mask = Tensor::from_slice(x[0].device(), &[1.0f32, 0.0, 1.0, 1.0, 0.0], [1, 1, 1, 5]);
+        let rows = Tensor::from_slice(x[0].device(), &[1.0f32, 1.0, 1.0, 0.0, 1.0, 1.0], [2, 1, 3, 1]);
+        x[0].attention(&x[1], &x[2], Some(&(mask * rows)), Some((0.4, &key)))
+    });
     c.check(&[&[2, 12, 5]], |x| x[0].transpose(1, 2).causal_attention(1, None));
 }
 

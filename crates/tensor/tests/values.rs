@@ -47,6 +47,10 @@ fn a_wrong_shape_names_the_op_and_both_shapes() {
     check("mse_loss", ["[2, 3]", "[2, 4]"], &|| a.mse_loss(&b));
     check("conv2d", ["[1, 1, 4, 4]", "[2, 3]"], &|| image.conv2d(&a, None, Conv2dOptions::default()));
     check("max_pool2d", ["[1, 1, 4, 4]", "[5, 5]"], &|| image.max_pool2d(PoolOptions::square(5)));
+    check("attention", ["[1, 1, 4, 4]", "[1, 1, 2, 8]"], &|| {
+        image.attention(&image.reshape([1, 1, 2, 8]), &image, None, None)
+    });
+    check("attention", ["[2, 3]", "[1, 1, 4, 4]"], &|| image.attention(&image, &image, Some(&a), None));
     check("lt", ["[2, 3]", "[2, 4]"], &|| a.lt(&b));
     check("where_cond", ["[2, 3]", "[2, 4]"], &|| a.where_cond(&a, &b));
     check("masked_fill", ["[2, 3]", "[1, 1, 4, 4]"], &|| a.masked_fill(&image, 0.0));

@@ -33,6 +33,12 @@ impl Linear {
         Linear { weight, bias: Some(bias), seam: Seam::default() }
     }
 
+    /// The same layer with a bias that starts at 0.
+    pub(crate) fn with_zero_bias(self) -> Linear {
+        let outputs = self.weight.shape.dims()[0];
+        Linear { bias: Some(Param::new([outputs], Init::Constant(0.0))), ..self }
+    }
+
     /// The same layer without its bias.
     pub fn without_bias(self) -> Linear {
         Linear { bias: None, ..self }

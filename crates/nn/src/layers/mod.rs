@@ -8,3 +8,4 @@ pub(crate) mod linear;
 pub(crate) mod norm;
 pub(crate) mod pooling;
 pub(crate) mod sequential;
+pub(crate) mod transformer;

@@ -1,13 +1,13 @@
-//! Causal self-attention.
+//! Attention: causal self-attention in one operation, and any other in several.
 
 use crate::autocast::lowers;
 use crate::device::Backend;
-use crate::dtype::with_float;
 use crate::gpu;
 use crate::kernel;
 use crate::op::Op;
 use crate::ops::dropout::{DropoutKey, Within};
 use crate::ops::{keep, recorded};
+use crate::shape::Shape;
 use crate::tensor::Tensor;
 use std::ops::Range;
 
@@ -32,6 +32,9 @@ pub(crate) struct Asked {
     /// At how many positions.
     pub(crate) asking: usize,
 }
+
+/// The score of what isn't to be seen: far below all others, and a number, so that the softmax of nothing else is one too.
+const HIDDEN: f64 = -1e30;
 
 impl Tensor {
     /// Self-attention in which no position sees a later one. This tensor, (B, T, 3 W), holds queries, keys and values of `heads`
@@ -95,18 +98,71 @@ impl Tensor {
         let depth = width / heads;
         let apart = self.reshape([batch, time, 3, heads, depth]).permute(&[2, 0, 3, 1, 4]); // (3, B, H, T, D)
         let part = |i: usize| apart.narrow(0, i, 1).squeeze(0);
-        let later = with_float!(self.dtype.wide(), "causal_attention", T => {
-            let score = |i: usize| if i % time > i / time { T::NEG_INFINITY } else { T::ZERO };
-            Tensor::constant(self.device(), &(0..time * time).map(score).collect::<Vec<T>>(), [time, time])
-        });
+        let not_later = |i: usize| if i % time > i / time { 0.0f32 } else { 1.0 };
+        let mask: Vec<f32> = (0..time * time).map(not_later).collect();
+        let mask = Tensor::constant(self.device(), &mask, [time, time]);
+        let y = part(0).attention(&part(1), &part(2), Some(&mask), dropout);
+        y.transpose(1, 2).reshape([batch, time, width])
+    }
+
+    /// Attention of these queries, (B, H, T, D), to keys (B, H, S, D) with values (B, H, S, E): (B, H, T, E). The shares of each query are
+    /// the softmax of its products with the keys over the square root of D. Of keys for which the mask, f32 that spreads to (B, H, T, S),
+    /// is 0 the share is 0; a query that may see none has zeros. Dropout is as in [`Tensor::causal_attention`].
+    ///
+    /// It is made of other operations, and stores all scores, several times: causal self-attention is better made in one.
+    ///
+    /// ```
+    /// use phalanx_tensor::{Device, Tensor};
+    /// let device = Device::cpu(1);
+    /// // One head of one number: two queries, and three positions of which the last fills up the sample.
+    /// let ids = Tensor::from_slice(&device, &[7i64, 8, 0], [1, 1, 1, 3]);
+    /// let of = |values: &[f32]| Tensor::from_slice(&device, values, [1, 1, values.len(), 1]);
+    /// let y = of(&[0.0, 100.0]).attention(&of(&[0.0, 1.0, 9.0]), &of(&[2.0, 4.0, 6.0]), Some(&ids.ne(0.0)), None);
+    /// assert_eq!(y.to_vec::<f32>(), [3.0, 4.0]);
+    /// ```
+    #[track_caller]
+    pub fn attention(
+        &self,
+        keys: &Tensor,
+        values: &Tensor,
+        mask: Option<&Tensor>,
+        dropout: Option<(f64, &DropoutKey)>,
+    ) -> Tensor {
+        let (&[b, h, t, d], &[.., s, _]) = (self.dims(), values.dims()) else {
+            panic!(
+                "attention: queries of shape {} to values of shape {}: (B, H, T, D) would do",
+                self.shape(),
+                values.shape()
+            )
+        };
+        assert!(
+            keys.dims() == [b, h, s, d] && values.dims()[..3] == [b, h, s],
+            "attention: queries of shape {} to keys of shape {} with values of shape {}: (B, H, T, D), (B, H, S, D) and (B, H, S, E) \
+             would do",
+            self.shape(),
+            keys.shape(),
+            values.shape()
+        );
         // Of floats of 16 bits the scores are rounded once, and so are the shares.
-        let scores = part(0).matmul(&part(1).t()).widened() / (depth as f64).sqrt() + later; // (B, H, T, T)
-        let shares = scores.softmax(3);
+        let scores = self.matmul(&keys.t()).widened() / (d as f64).sqrt(); // (B, H, T, S)
+        let shares = match mask {
+            Some(mask) => {
+                assert!(
+                    mask.shape().broadcast(scores.shape()) == Some(*scores.shape()),
+                    "attention: a mask of shape {} for scores of shape {}",
+                    mask.shape(),
+                    Shape::new(&[b, h, t, s])
+                );
+                let hidden = mask.eq(0.0);
+                scores.masked_fill(&hidden, HIDDEN).softmax(3).masked_fill(&hidden, 0.0)
+            }
+            None => scores.softmax(3),
+        };
         let shares = match dropout {
             Some((p, key)) => shares.dropout(p, key),
             None => shares,
         };
-        shares.cast(self.dtype).matmul(&part(2)).transpose(1, 2).reshape([batch, time, width])
+        shares.cast(values.dtype).matmul(values)
     }
 
     /// B, T and W of queries, keys and values (B, T, 3 W) of so many heads.

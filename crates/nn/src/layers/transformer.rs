@@ -1,0 +1,195 @@
+//! Attention of several heads and an encoder's layer, with PyTorch's names, so that its weights fit: Vaswani, Shazeer, Parmar, Uszkoreit,
+//! Jones, Gomez, Kaiser and Polosukhin, "Attention Is All You Need", 2017.
+//!
+//! Shapes: B samples, T positions, W numbers a position. A mask is f32, 1 where a position may be seen and 0 where not, and spreads to (B,
+//! heads, T, T): for samples that are filled up by an id `PAD`, `ids.ne(PAD).reshape([b, 1, 1, t])`.
+
+use crate::module::{Ctx, Module, Visitor};
+use crate::param::{Init, Param};
+use crate::{Dropout, LayerNorm, Linear};
+use phalanx_tensor::Tensor;
+
+/// Self-attention of several heads: (B, T, W) to the same. Parameters `in_proj_weight` (3 W, W), `in_proj_bias` (3 W), `out_proj.weight` (W, W)
+/// and `out_proj.bias` (W), as PyTorch starts them.
+///
+/// ```
+/// use phalanx_nn::{Ctx, Module, MultiheadAttention, Parameters};
+/// use phalanx_tensor::{DType, Device, Tensor};
+///
+/// let device = Device::cpu(1);
+/// let mut layer = MultiheadAttention::new(8, 2, 0.0);
+/// let parameters = Parameters::build(&mut layer, &device, 0);
+/// assert_eq!(parameters.names()[..2], ["in_proj_weight", "in_proj_bias"]);
+/// let x = Tensor::ones(&device, [2, 5, 8], DType::F32);
+/// assert_eq!(layer.forward(&x, &mut Ctx::eval()).dims(), [2, 5, 8]);
+/// ```
+pub struct MultiheadAttention {
+    in_proj_weight: Param,
+    in_proj_bias: Param,
+    out_proj: Linear,
+    heads: usize,
+    dropout: f64,
+}
+
+impl MultiheadAttention {
+    /// Of `width` numbers in `heads` heads, whose shares are zeroed with probability `dropout` in training. Panics unless the heads divide
+    /// the width and the probability lies in [0, 1).
+    #[track_caller]
+    pub fn new(width: usize, heads: usize, dropout: f64) -> MultiheadAttention {
+        assert!(
+            heads > 0 && width.is_multiple_of(heads),
+            "MultiheadAttention: a width of {width} doesn't fall into {heads} heads"
+        );
+        assert!((0.0..1.0).contains(&dropout), "dropout: p must lie in [0, 1), got {dropout}");
+        // Xavier's bound of a matrix between W and 3 W numbers.
+        let bound = (6.0 / (4 * width) as f64).sqrt();
+        MultiheadAttention {
+            in_proj_weight: Param::new([3 * width, width], Init::Uniform { bound }),
+            in_proj_bias: Param::new([3 * width], Init::Constant(0.0)),
+            out_proj: Linear::new(width, width).with_zero_bias(),
+            heads,
+            dropout,
+        }
+    }
+
+    /// The same where positions see those alone that the mask says.
+    #[track_caller]
+    pub fn forward_masked(&self, x: &Tensor, mask: Option<&Tensor>, ctx: &mut Ctx) -> Tensor {
+        let &[b, t, width] = x.dims() else {
+            panic!("MultiheadAttention: rows of shape {}: (B, T, W) would do", x.shape())
+        };
+        let qkv = x.linear(&self.in_proj_weight, Some(&self.in_proj_bias)); // (B, T, 3 W)
+        let heads = qkv.reshape([b, t, 3, self.heads, width / self.heads]).permute(&[2, 0, 3, 1, 4]); // (3, B, H, T, D)
+        let [q, k, v] = [0, 1, 2].map(|i| heads.narrow(0, i, 1).squeeze(0));
+        let key = (ctx.training() && self.dropout > 0.0).then(|| ctx.dropout_key());
+        let y = q.attention(&k, &v, mask, key.as_ref().map(|key| (self.dropout, key))); // (B, H, T, D)
+        self.out_proj.forward(&y.transpose(1, 2).reshape([b, t, width]), ctx)
+    }
+}
+
+impl Module for MultiheadAttention {
+    fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+        self.forward_masked(x, None, ctx)
+    }
+
+    fn visit(&mut self, v: &mut Visitor<'_>) {
+        v.param("in_proj_weight", &mut self.in_proj_weight);
+        v.param("in_proj_bias", &mut self.in_proj_bias);
+        v.child("out_proj", &mut self.out_proj);
+    }
+}
+
+/// What a [`TransformerEncoderLayer`] is like.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EncoderLayerConfig {
+    /// Numbers a position. Default 512.
+    pub width: usize,
+    /// Heads of the attention; they divide the width. Default 8.
+    pub heads: usize,
+    /// Numbers a position between the two dense layers. Default 2048.
+    pub hidden: usize,
+    /// The share of values that dropout zeroes: of the shares of attention, of the hidden numbers, and of what each half adds. Default 0.1.
+    pub dropout: f64,
+    /// What is done to the hidden numbers. Default: ReLU.
+    pub activation: fn(&Tensor) -> Tensor,
+    /// Whether each half normalises what comes in, and not what it and that come to. Default no.
+    pub norm_first: bool,
+}
+
+impl Default for EncoderLayerConfig {
+    fn default() -> EncoderLayerConfig {
+        EncoderLayerConfig {
+            width: 512,
+            heads: 8,
+            hidden: 2048,
+            dropout: 0.1,
+            activation: Tensor::relu,
+            norm_first: false,
+        }
+    }
+}
+
+/// Attention and then two dense layers, each added to what came in: (B, T, W) to the same. Parameters are named `self_attn`, `linear1`,
+/// `linear2`, `norm1` and `norm2`.
+///
+/// ```
+/// use phalanx_nn::{Ctx, EncoderLayerConfig, Module, Parameters, TransformerEncoderLayer};
+/// use phalanx_tensor::{DType, Device, Tensor};
+///
+/// let device = Device::cpu(1);
+/// let config = EncoderLayerConfig { width: 8, heads: 2, hidden: 16, ..EncoderLayerConfig::default() };
+/// let mut layer = TransformerEncoderLayer::new(config);
+/// let _parameters = Parameters::build(&mut layer, &device, 0);
+/// let ids = Tensor::from_slice(&device, &[3i64, 4, 0, 5, 0, 0], [2, 3]);
+/// let (x, mask) = (Tensor::ones(&device, [2, 3, 8], DType::F32), ids.ne(0.0).reshape([2, 1, 1, 3]));
+/// assert_eq!(layer.forward_masked(&x, Some(&mask), &mut Ctx::eval()).dims(), [2, 3, 8]);
+/// ```
+pub struct TransformerEncoderLayer {
+    self_attn: MultiheadAttention,
+    linear1: Linear,
+    dropout: Dropout,
+    linear2: Linear,
+    norm1: LayerNorm,
+    norm2: LayerNorm,
+    dropout1: Dropout,
+    dropout2: Dropout,
+    activation: fn(&Tensor) -> Tensor,
+    norm_first: bool,
+}
+
+impl TransformerEncoderLayer {
+    /// The layer. Panics as [`MultiheadAttention::new`] does.
+    #[track_caller]
+    pub fn new(config: EncoderLayerConfig) -> TransformerEncoderLayer {
+        let EncoderLayerConfig { width, heads, hidden, dropout, activation, norm_first } = config;
+        TransformerEncoderLayer {
+            self_attn: MultiheadAttention::new(width, heads, dropout),
+            linear1: Linear::new(width, hidden),
+            dropout: Dropout::new(dropout),
+            linear2: Linear::new(hidden, width),
+            norm1: LayerNorm::new(width),
+            norm2: LayerNorm::new(width),
+            dropout1: Dropout::new(dropout),
+            dropout2: Dropout::new(dropout),
+            activation,
+            norm_first,
+        }
+    }
+
+    /// The same where positions see those alone that the mask says.
+    #[track_caller]
+    pub fn forward_masked(&self, x: &Tensor, mask: Option<&Tensor>, ctx: &mut Ctx) -> Tensor {
+        if self.norm_first {
+            let x = x + self.attended(&self.norm1.forward(x, ctx), mask, ctx);
+            return &x + self.fed_forward(&self.norm2.forward(&x, ctx), ctx);
+        }
+        let x = self.norm1.forward(&(x + self.attended(x, mask, ctx)), ctx);
+        self.norm2.forward(&(&x + self.fed_forward(&x, ctx)), ctx)
+    }
+
+    fn attended(&self, x: &Tensor, mask: Option<&Tensor>, ctx: &mut Ctx) -> Tensor {
+        self.dropout1.forward(&self.self_attn.forward_masked(x, mask, ctx), ctx)
+    }
+
+    fn fed_forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+        let hidden = (self.activation)(&self.linear1.forward(x, ctx));
+        self.dropout2.forward(&self.linear2.forward(&self.dropout.forward(&hidden, ctx), ctx), ctx)
+    }
+}
+
+impl Module for TransformerEncoderLayer {
+    fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+        self.forward_masked(x, None, ctx)
+    }
+
+    fn visit(&mut self, v: &mut Visitor<'_>) {
+        v.child("self_attn", &mut self.self_attn);
+        v.child("linear1", &mut self.linear1);
+        v.child("dropout", &mut self.dropout);
+        v.child("linear2", &mut self.linear2);
+        v.child("norm1", &mut self.norm1);
+        v.child("norm2", &mut self.norm2);
+        v.child("dropout1", &mut self.dropout1);
+        v.child("dropout2", &mut self.dropout2);
+    }
+}

@@ -1,0 +1,91 @@
+//! The encoder's layer against PyTorch's. `golden/transformer.py` made the figures.
+
+use phalanx_nn::{Ctx, EncoderLayerConfig, Module, Parameters, TransformerEncoderLayer};
+use phalanx_tensor::{Device, Shape, Tensor};
+
+/// Float32 rounding through a layer, relative to the largest of 1 and the figure.
+const TOLERANCE: f64 = 2e-5;
+const CONFIG: EncoderLayerConfig = EncoderLayerConfig {
+    width: 6,
+    heads: 2,
+    hidden: 10,
+    dropout: 0.0,
+    activation: Tensor::relu,
+    norm_first: false,
+};
+
+/// A number in [-1, 1) for stream `k` and index `i`, as in `golden/gpt.py`.
+fn unit(k: u64, i: u64) -> f64 {
+    let mut z = (k << 40).wrapping_add(i).wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^= z >> 31;
+    (z >> 40) as f64 / f64::from(1 << 23) - 1.0
+}
+
+fn values(device: &Device, k: u64, shape: impl Into<Shape>, factor: f64) -> Tensor {
+    let shape = shape.into();
+    let values: Vec<f32> = (0..shape.count() as u64).map(|i| (factor * unit(k, i)) as f32).collect();
+    Tensor::from_slice(device, &values, shape)
+}
+
+#[track_caller]
+fn same(what: &str, got: f64, want: &serde_json::Value) {
+    let want = want.as_f64().unwrap();
+    assert!((got - want).abs() <= TOLERANCE * want.abs().max(1.0), "{what}: {got}, PyTorch {want}");
+}
+
+fn norm(x: &Tensor) -> f64 {
+    x.to_vec::<f32>().iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt()
+}
+
+#[test]
+fn an_encoders_layer_gives_pytorchs_outputs_and_gradients() {
+    let golden: serde_json::Value = serde_json::from_str(include_str!("golden/transformer.json")).unwrap();
+    let first = EncoderLayerConfig { norm_first: true, activation: Tensor::gelu, ..CONFIG };
+    let cases = [("after", CONFIG, false), ("after, masked", CONFIG, true), ("first, masked", first, true)];
+    for (case, config, is_masked) in cases {
+        let (device, golden) = (Device::cpu(2), &golden[case]);
+        let mut layer = TransformerEncoderLayer::new(config);
+        let parameters = Parameters::build(&mut layer, &device, 0);
+        for k in 0..parameters.names().len() {
+            let value = parameters.value(k);
+            value.copy_from(&values(&device, k as u64, *value.shape(), 0.5));
+        }
+        let seen = Tensor::from_slice(&device, &[1.0f32, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0], [2, 1, 1, 4]);
+        let x = values(&device, 100, [2, 4, 6], 1.0).requires_grad();
+        let y = layer.forward_masked(&x, is_masked.then_some(&seen), &mut Ctx::eval());
+        for (i, (got, want)) in y.to_vec::<f32>().iter().zip(golden["output"].as_array().unwrap()).enumerate()
+        {
+            same(&format!("{case}, number {i}"), f64::from(*got), want);
+        }
+        let grads = (&y * values(&device, 101, [2, 4, 6], 1.0)).sum_all().backward();
+        same(&format!("{case}, gradient of the input"), norm(grads.get(&x).unwrap()), &golden["input"]);
+        let want = golden["parameters"].as_array().unwrap();
+        assert_eq!(parameters.names().len(), want.len(), "{case}");
+        for (i, (name, want)) in parameters.names().iter().zip(want).enumerate() {
+            assert_eq!(*name, want[0].as_str().unwrap(), "{case}");
+            assert_eq!(serde_json::json!(parameters.layout().shape(i).dims()), want[1], "{case}, {name}");
+            let grad = norm(&parameters.grads().arena().tensor(i));
+            same(&format!("{case}, gradient of {name}"), grad, &want[2]);
+        }
+    }
+}
+
+#[test]
+fn what_fills_up_a_sample_changes_nothing_of_it() {
+    let device = Device::cpu(1);
+    let mut layer = TransformerEncoderLayer::new(EncoderLayerConfig { dropout: 0.2, ..CONFIG });
+    let _parameters = Parameters::build(&mut layer, &device, 1);
+    let ctx = || Ctx::train(3, 5, [7].into());
+    let x = values(&device, 1, [1, 3, 6], 1.0);
+    let alone = layer.forward_masked(&x, None, &mut Ctx::eval()).to_vec::<f32>();
+    let filled = Tensor::cat(&[&x, &values(&device, 2, [1, 2, 6], 1e3)], 1);
+    let mask = Tensor::from_slice(&device, &[1.0f32, 1.0, 1.0, 0.0, 0.0], [1, 1, 1, 5]);
+    let beside = layer.forward_masked(&filled, Some(&mask), &mut Ctx::eval()).to_vec::<f32>();
+    assert!(alone.iter().zip(&beside).all(|(a, b)| (a - b).abs() < 1e-6), "{alone:?} {beside:?}");
+    // In training the same pass has the same masks, and others than an evaluation.
+    let [once, again] = [0, 1].map(|_| layer.forward(&x, &mut ctx()).to_vec::<f32>());
+    assert_eq!(once, again);
+    assert_ne!(once, alone);
+}
