@@ -80,7 +80,7 @@ impl Module for MultiheadAttention {
 }
 
 /// What a [`TransformerEncoderLayer`] is like.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub struct EncoderLayerConfig {
     /// Numbers a position. Default 512.
     pub width: usize,
