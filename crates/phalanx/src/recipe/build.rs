@@ -271,17 +271,21 @@ impl Recipe {
             return Ok(());
         };
         let outputs = self.model.head.unwrap_or(classes);
-        let refuse = |key: &str, expected: String, found: usize| {
-            let (origin, key, found) = (self.name.clone(), key.to_owned(), found.to_string());
+        let refuse = |key: &str, expected: String, found: String| {
+            let (origin, key) = (self.name.clone(), key.to_owned());
             Err(RecipeError::BadValue { origin, key, expected, found, nearest: None })
         };
         if classes > outputs {
-            return refuse("model.head", format!("at least {classes}, the classes of the images"), outputs);
+            return refuse(
+                "model.head",
+                format!("at least {classes}, the classes of the images"),
+                outputs.to_string(),
+            );
         }
         match &self.train.class_weights {
             Some(weights) if weights.len() != outputs => {
                 let expected = format!("{outputs} numbers, one for each class that the model tells apart");
-                refuse("train.class_weights", expected, weights.len())
+                refuse("train.class_weights", expected, format!("{} of them", weights.len()))
             }
             _ => Ok(()),
         }

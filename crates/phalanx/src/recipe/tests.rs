@@ -117,7 +117,10 @@ fn words_become_parts() {
     };
     assert_eq!(weights, [1.0, 0.5, 4.0]);
     let error = recipe.check_classes(Target::Classes(10)).unwrap_err().to_string();
-    assert!(error.contains("train.class_weights must be 12 numbers") && error.contains("got: 3"), "{error}");
+    assert!(
+        error.contains("train.class_weights must be 12 numbers") && error.contains("got: 3 of them"),
+        "{error}"
+    );
     let trainer = set("mnist", &["parallel.bucket_mb=0.5", "train.seed=7"]).unwrap().trainer().unwrap();
     assert_eq!((trainer.ddp.bucket_bytes, trainer.seed), (1 << 19, 7));
     let shards = |set: Result<Recipe, String>| set.unwrap().trainer().unwrap().logical_shards;

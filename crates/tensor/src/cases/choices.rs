@@ -20,6 +20,9 @@ pub fn choices(c: &impl Check) {
     c.check(&[&[2, 3]], |x| x[0].gather(1, &places(&x[0], &[2, 0, 2, 1, 1, 1, 0, 2], &[2, 4])));
     c.check(&[&[3, 2, 2]], |x| x[0].gather(0, &places(&x[0], &[2, 0, 1, 2], &[1, 2, 2])));
     c.check(&[&[3, 2]], |x| x[0].t().gather(1, &places(&x[0], &[2, 0], &[2, 1])));
+    // Enough for several threads.
+    let many: Vec<i64> = (0..200 * 90).map(|i| i * i % 3).collect();
+    c.check(&[&[200, 3]], |x| x[0].gather(1, &places(&x[0], &many, &[200, 90])));
     c.check(&[&[2, 4, 3]], |x| x[0].index_select(1, &places(&x[0], &[3, 0, 3], &[3])));
     for k in [1, 2, 4] {
         c.check(&[&[3, 4]], |x| x[0].topk(k, 1).0);

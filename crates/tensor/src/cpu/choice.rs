@@ -1,6 +1,7 @@
 //! Comparisons, and elements that are chosen by a mask or by their places.
 
 use crate::cpu::share;
+use crate::device::Device;
 use crate::dtype::{Element, with_element, with_float};
 use crate::op::Relation;
 use crate::ops::choice::around;
@@ -78,11 +79,21 @@ pub(crate) fn gather(x: &Tensor, index: &Tensor, dim: usize, out: &Tensor) {
     if let Some(place) = places.iter().find(|place| !(0..size as i64).contains(place)) {
         panic!("gather: place {place} along dimension {dim} of shape {}", x.shape());
     }
+    let (places, device) = (&*places, out.device());
     with_element!(x.dtype, T => {
         let (vx, mut vo) = (x.read_contiguous::<T>("gather"), out.write_whole::<T>());
-        for (i, (o, &place)) in vo.iter_mut().zip(places.iter()).enumerate() {
-            *o = vx[(i / inner / taken * size + place as usize) * inner + i % inner];
-        }
+        let vx = &*vx;
+        let several = lines(device, out.count(), taken * inner);
+        device.for_chunks(&mut vo, (several * taken * inner).max(1), |chunk, out| {
+            let first = chunk * several;
+            for (line, out) in (first..).zip(out.chunks_exact_mut((taken * inner).max(1))) {
+                let (x, places) = (&vx[line * size * inner..], &places[line * taken * inner..]);
+                for (out, places) in out.chunks_exact_mut(inner).zip(places.chunks_exact(inner)) {
+                    let each = out.iter_mut().zip(places).enumerate();
+                    each.for_each(|(i, (o, &place))| *o = x[place as usize * inner + i]);
+                }
+            }
+        });
     });
 }
 
@@ -90,12 +101,28 @@ pub(crate) fn gather(x: &Tensor, index: &Tensor, dim: usize, out: &Tensor) {
 pub(crate) fn gather_gradient(grad: &Tensor, index: &Tensor, dim: usize, out: &Tensor) {
     let _timer = out.device().time("choices, gradient");
     let ([_, size, inner], [_, taken, _]) = (around(out.shape(), dim), around(grad.shape(), dim));
+    let device = out.device();
     with_float!(out.dtype, "gather", T => {
         let (grad, places) = (grad.read_contiguous::<T>("gather"), index.read_contiguous::<i64>("gather"));
-        let mut o = out.write_whole::<T>();
-        o.fill(0.0);
-        for (i, (&g, &place)) in grad.iter().zip(places.iter()).enumerate() {
-            o[(i / inner / taken * size + place as usize) * inner + i % inner] += g;
-        }
+        let (grad, places) = (&*grad, &*places);
+        let mut vo = out.write_whole::<T>();
+        let several = lines(device, out.count(), size * inner);
+        device.for_chunks(&mut vo, (several * size * inner).max(1), |chunk, out| {
+            out.fill(0.0);
+            let first = chunk * several;
+            for (line, out) in (first..).zip(out.chunks_exact_mut((size * inner).max(1))) {
+                let taken = line * taken * inner..(line + 1) * taken * inner;
+                let rows = grad[taken.clone()].chunks_exact(inner).zip(places[taken].chunks_exact(inner));
+                for (grad, places) in rows {
+                    let each = grad.iter().zip(places).enumerate();
+                    each.for_each(|(i, (&g, &place))| out[place as usize * inner + i] += g);
+                }
+            }
+        });
     });
+}
+
+/// How many lines of `each` elements a thread does at a time, of `all` elements.
+fn lines(device: &Device, all: usize, each: usize) -> usize {
+    share(device, all).div_ceil(each.max(1)).max(1)
 }
