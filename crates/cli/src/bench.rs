@@ -1,10 +1,13 @@
 //! `phalanx bench`: what this machine does.
 
 use crate::args::{Bench, BenchArgs, Errand, WrongUsage};
+use crate::failure;
+use crate::run::{fresh_run_id, tls_is_asked_for};
 use crate::say::print;
 use anyhow::{Context, Result, ensure};
+use phalanx_launch::{Console, LaunchSpec, THIS_PROGRAM};
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 mod allreduce;
 mod loader;
@@ -26,6 +29,28 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<u8> {
         Bench::Hello => hello()?,
     }
     Ok(0)
+}
+
+/// How long workers have to end once one has failed.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Starts copies of this process as workers, in a folder that nobody keeps.
+fn start_copies(spec: LaunchSpec) -> Result<u8> {
+    let folder = tempfile::tempdir().context("no folder for the run can be made")?;
+    let spec = LaunchSpec {
+        program: THIS_PROGRAM.into(),
+        args: std::env::args_os().skip(1).collect(),
+        run_id: fresh_run_id()?,
+        run_dir: folder.path().to_owned(),
+        console: Console::FirstRank,
+        grace: GRACE,
+        tls: tls_is_asked_for()?,
+        ..spec
+    };
+    let outcome = phalanx_launch::run(&spec, |report| failure::tell(&report, 0))?;
+    // The logs are gone in a moment, so nobody is sent there.
+    outcome.failure.iter().for_each(failure::blame);
+    Ok(failure::exit_code(&outcome))
 }
 
 /// Refuses a flag that is 0.

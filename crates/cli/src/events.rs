@@ -23,7 +23,8 @@ pub(crate) struct EventsFile {
 impl EventsFile {
     /// The file at this path, which stays as it is until the first event says what kind of run this is.
     pub(crate) fn open(path: &Path) -> io::Result<EventsFile> {
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        // Wherever a look at it has ended: what is written comes last.
+        let file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
         Ok(EventsFile { file, path: path.to_owned(), begun: false, owed: Owed::default() })
     }
 
@@ -32,7 +33,12 @@ impl EventsFile {
     pub(crate) fn write(&mut self, event: &Event) -> bool {
         // Whoever goes on from a checkpoint tells again what it told after that.
         let is_first = !std::mem::replace(&mut self.begun, true) || matches!(event, Event::Resume { .. });
-        let is_new = !is_first || self.begin(event).unwrap_or(true);
+        let is_new = !is_first
+            || self.begin(event).unwrap_or_else(|error| {
+                let path = self.path.display();
+                say(format_args!("{path}: can't be read: {error}\nwhat happens is added to what it holds"));
+                true
+            });
         if is_new {
             self.append(event);
         }
@@ -67,7 +73,6 @@ impl EventsFile {
             kept = kept.min(written);
         }
         self.file.set_len(kept as u64)?;
-        self.file.seek(SeekFrom::End(0))?;
         Ok(is_new)
     }
 }

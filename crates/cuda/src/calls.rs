@@ -1,6 +1,7 @@
 //! The functions of the driver, found once. Types and names are those of cuda.h: a function that was changed has the suffix `_v2`.
 
 use crate::error::Error;
+use crate::foreign::symbol;
 use crate::library::Library;
 use std::ffi::{CStr, c_char, c_float, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 
@@ -21,7 +22,7 @@ macro_rules! calls {
             /// Finds all of them.
             pub(crate) fn find(library: &libloading::Library) -> Result<Calls, Error> {
                 // SAFETY: the types are those of cuda.h; `Driver`, which keeps this, never closes the library.
-                unsafe { Ok(Calls { $($field: function(library, $name)?,)* }) }
+                unsafe { Ok(Calls { $($field: symbol(library, Library::Driver, $name)?,)* }) }
             }
         }
     };
@@ -96,19 +97,4 @@ impl Calls {
             }
         }
     }
-}
-
-/// A function of the driver.
-///
-/// # Safety
-/// `F` is its type, and it isn't called after the library is closed.
-pub(crate) unsafe fn function<F: Copy>(
-    library: &libloading::Library,
-    name: &'static str,
-) -> Result<F, Error> {
-    // SAFETY: the type is the caller's promise.
-    let found = unsafe { library.get::<F>(name.as_bytes()) };
-    found
-        .map(|symbol| *symbol)
-        .map_err(|_| Error::MissingFunction { library: Library::Driver, function: name })
 }

@@ -10,13 +10,14 @@ use crate::driver::Driver;
 use crate::error::Error;
 use crate::event::Event;
 use crate::gpu::DebugSync;
+use crate::lock::lock;
 use crate::modules::Module;
 use crate::nvrtc::Architecture;
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 // CUdevice_attribute.
 const MULTIPROCESSORS: c_int = 16;
@@ -53,7 +54,7 @@ struct Captures {
 fn captures_of(handle: Handle) -> Arc<Mutex<Captures>> {
     type Known = (usize, Weak<Mutex<Captures>>);
     static KNOWN: Mutex<Vec<Known>> = Mutex::new(Vec::new());
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = lock(&KNOWN);
     known.retain(|(_, captures)| captures.strong_count() > 0);
     let found =
         known.iter().find(|(of, _)| *of == handle.addr()).and_then(|(_, captures)| captures.upgrade());
@@ -255,7 +256,7 @@ impl Context {
     }
 
     fn captures(&self) -> MutexGuard<'_, Captures> {
-        self.captures.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.captures)
     }
 
     /// Gives something back once all work that uses it is done, since the driver doesn't promise to wait for that. A failure is one

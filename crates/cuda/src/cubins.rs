@@ -7,12 +7,13 @@
 use crate::element::Element;
 use crate::error::Error;
 use crate::library::Version;
+use crate::lock::lock;
 use crate::nvrtc::{Target, options};
 use crate::source::{HEADERS, Source};
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::{fs, io, process};
 
 /// Changes when the files do.
@@ -42,7 +43,7 @@ impl Cubins {
     }
 
     pub(crate) fn report(&self) -> KernelCache {
-        self.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.report).clone()
     }
 
     /// The machine code of a module, from disk or from `compile`.
@@ -56,13 +57,13 @@ impl Cubins {
     ) -> Result<Vec<u8>, Error> {
         let file = self.folder.as_ref().map(|folder| folder.join(name(source, element, target, compiler)));
         if let Some(cubin) = file.as_deref().and_then(read) {
-            self.report.lock().unwrap_or_else(PoisonError::into_inner).from_disk += 1;
+            lock(&self.report).from_disk += 1;
             return Ok(cubin);
         }
         let cubin = compile()?;
         let kept =
             file.map_or(Ok(()), |file| write(&file, &cubin).map_err(|e| format!("{}: {e}", file.display())));
-        let mut report = self.report.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut report = lock(&self.report);
         report.compiled += 1;
         report.not_kept = kept.err().or(report.not_kept.take());
         Ok(cubin)

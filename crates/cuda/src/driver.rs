@@ -1,8 +1,9 @@
 //! Whether this machine has a driver, and one that is new enough. Nothing here touches a GPU.
 
-use crate::calls::{Calls, function};
+use crate::calls::Calls;
 use crate::codes;
 use crate::error::Error;
+use crate::foreign::symbol;
 use crate::library::{Library, Version};
 use std::ffi::c_int;
 use std::fmt;
@@ -32,7 +33,11 @@ impl Driver {
         // An older driver may lack functions of the table, and should be called old rather than that.
         // SAFETY: the type is that of cuda.h, and the call writes one number.
         let code = unsafe {
-            let call = function::<unsafe extern "C" fn(*mut c_int) -> c_int>(&library, "cuDriverGetVersion")?;
+            let call = symbol::<unsafe extern "C" fn(*mut c_int) -> c_int>(
+                &library,
+                Library::Driver,
+                "cuDriverGetVersion",
+            )?;
             call(&mut version)
         };
         succeeded("cuDriverGetVersion", code)?;

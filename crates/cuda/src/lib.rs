@@ -49,6 +49,7 @@ mod clock;
 mod error;
 mod foreign;
 mod library;
+mod lock;
 mod nvrtc;
 
 mod calls;

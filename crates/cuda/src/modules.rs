@@ -6,6 +6,7 @@ use crate::cubins::{Cubins, KernelCache};
 use crate::element::Element;
 use crate::error::Error;
 use crate::kernels::Kernel;
+use crate::lock::lock;
 use crate::nvrtc::{Architecture, Nvrtc};
 use crate::source::Source;
 use std::collections::HashMap;
@@ -90,7 +91,7 @@ impl Modules {
     ) -> Result<T, Error> {
         // A source that asks for no type has one module.
         let element = if source.elements().contains(&element) { element } else { source.elements()[0] };
-        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = lock(&self.loaded);
         if let Some(module) = loaded.get(&(source, element)) {
             return use_it(module);
         }

@@ -2,6 +2,7 @@
 
 use crate::element::Element;
 use crate::error::Error;
+use crate::foreign::symbol;
 use crate::library::{Library, Version};
 use crate::source::{HEADERS, Source};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -104,21 +105,9 @@ macro_rules! functions {
     ($library:ident, $version:ident, $known:ident, $($field:ident $name:literal)*) => {
         // SAFETY: the types of the fields are those of nvrtc.h, and the library lies beside them.
         unsafe {
-            Nvrtc { $($field: symbol(&$library, $name)?,)* version: $version, known: $known, _library: ManuallyDrop::new($library) }
+            Nvrtc { $($field: symbol(&$library, Library::Nvrtc, $name)?,)* version: $version, known: $known, _library: ManuallyDrop::new($library) }
         }
     };
-}
-
-/// A function of the library.
-///
-/// # Safety
-/// `F` is its type, and it isn't called after the library is closed.
-unsafe fn symbol<F: Copy>(library: &libloading::Library, name: &'static str) -> Result<F, Error> {
-    // SAFETY: the type is the caller's promise.
-    let found = unsafe { library.get::<F>(name.as_bytes()) };
-    found
-        .map(|symbol| *symbol)
-        .map_err(|_| Error::MissingFunction { library: Library::Nvrtc, function: name })
 }
 
 /// The architectures that a compiler knows.
@@ -129,8 +118,10 @@ unsafe fn known(library: &libloading::Library) -> Result<Vec<Architecture>, Erro
     let mut n = 0;
     // SAFETY: the types are those of nvrtc.h; the first call writes one number, and the second as many as that is.
     let numbers = unsafe {
-        let count: unsafe extern "C" fn(*mut c_int) -> Status = symbol(library, "nvrtcGetNumSupportedArchs")?;
-        let list: unsafe extern "C" fn(*mut c_int) -> Status = symbol(library, "nvrtcGetSupportedArchs")?;
+        let count: unsafe extern "C" fn(*mut c_int) -> Status =
+            symbol(library, Library::Nvrtc, "nvrtcGetNumSupportedArchs")?;
+        let list: unsafe extern "C" fn(*mut c_int) -> Status =
+            symbol(library, Library::Nvrtc, "nvrtcGetSupportedArchs")?;
         count(&mut n);
         let mut numbers = vec![0; n.max(0) as usize];
         list(numbers.as_mut_ptr());
@@ -160,7 +151,7 @@ impl Nvrtc {
         // SAFETY: the type is that of nvrtc.h, and the call writes two numbers.
         unsafe {
             let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status =
-                symbol(&library, "nvrtcVersion")?;
+                symbol(&library, Library::Nvrtc, "nvrtcVersion")?;
             version(&mut major, &mut minor);
         }
         let version = Version { major: major as u32, minor: minor as u32 };

@@ -3,10 +3,11 @@
 use crate::context::Context;
 use crate::error::Error;
 use crate::event::{Event, Timing};
+use crate::lock::lock;
 use crate::stream::Stream;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// Pairs of events before they are read, for which the stream is waited for.
@@ -65,7 +66,7 @@ impl Timer {
 
     /// Whatever made a thread panic, the lists are whole.
     fn taken(&self) -> MutexGuard<'_, Taken> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.taken)
     }
 }
 

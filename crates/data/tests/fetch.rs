@@ -251,6 +251,14 @@ fn a_server_without_ranges_begins_anew() {
 }
 
 #[test]
+fn what_broke_off_and_is_not_gone_on_with_is_asked_for_whole() {
+    let (source, asked) = serve(vec![Answer::Cut(50_000), Answer::Status(416), Answer::Whole]);
+    let folder = tempfile::tempdir().unwrap();
+    fetch(&thing(vec![source]), folder.path(), &mut Silent).unwrap();
+    assert_eq!(*asked.lock().unwrap(), [None, Some(50_000), None]);
+}
+
+#[test]
 fn what_lies_there_from_another_file_is_thrown_away() {
     let (source, asked) = serve(vec![Answer::Status(416), Answer::Whole]);
     let folder = tempfile::tempdir().unwrap();

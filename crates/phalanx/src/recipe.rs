@@ -584,6 +584,19 @@ fn cut(text: &str) -> String {
     text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
+impl RecipeError {
+    /// A value that the key can't have, or not beside the others of its recipe.
+    fn bad(origin: &str, key: &str, expected: impl Into<String>, found: impl ToString) -> RecipeError {
+        RecipeError::BadValue {
+            origin: origin.to_owned(),
+            key: key.to_owned(),
+            expected: expected.into(),
+            found: found.to_string(),
+            nearest: None,
+        }
+    }
+}
+
 impl Recipe {
     /// The built-in recipe called `recipe`, or the one in the TOML file of this path, with the assignments `set` made as by
     /// [`Recipe::set`]. What has a slash or ends in `.toml` is a path.
@@ -666,7 +679,7 @@ impl Recipe {
                 text.split_once('=').ok_or_else(|| RecipeError::NoValue { text: text.to_owned() })?;
             pairs.push((keys::find(ORIGIN, key.trim())?, value.trim()));
         }
-        let mut table = self.table();
+        let mut table = self.table()?;
         // Names first, as they decide what the other keys can mean. The sort is stable: of two values the last one counts.
         pairs.sort_by_key(|(key, _)| key.leaf() != "name");
         for (key, text) in pairs {
@@ -694,38 +707,20 @@ impl Recipe {
     /// # Errors
     /// The first key with a wrong value.
     pub fn check(&self) -> Result<(), RecipeError> {
-        // What TOML can't hold can't be looked up in the table either.
-        let TrainRecipe { epochs, batch_size, seed, threads, .. } = self.train;
-        let counts = [
-            ("train.epochs", epochs),
-            ("train.batch_size", batch_size as u64),
-            ("train.seed", seed),
-            ("train.threads", threads as u64),
-            ("train.accumulate", self.train.accumulate.unwrap_or(1) as u64),
-            ("train.patience", self.train.patience.unwrap_or(0)),
-            ("train.checkpoint_every", self.train.checkpoint_every.unwrap_or(0)),
-            ("train.keep", self.train.keep.unwrap_or(0)),
-            ("schedule.patience", self.schedule.patience.unwrap_or(0)),
-            ("schedule.cooldown", self.schedule.cooldown.unwrap_or(0)),
-        ];
-        if let Some((key, count)) = counts.into_iter().find(|&(_, count)| i64::try_from(count).is_err()) {
-            return Err(RecipeError::BadValue {
-                origin: self.name.clone(),
-                key: key.to_owned(),
-                expected: format!("a whole number of at most {}", i64::MAX),
-                found: count.to_string(),
-                nearest: None,
-            });
-        }
-        let table = self.table();
+        let table = self.table()?;
         keys::check(&self.name, &table)?;
         fit::check(&self.name, &table)?;
         self.check_images(&self.name)?;
         self.check_parallel(&self.name)
     }
 
-    fn table(&self) -> Table {
-        Table::try_from(self).expect("a recipe is a table")
+    fn table(&self) -> Result<Table, RecipeError> {
+        if let Some((key, number)) = beyond_toml(&serde_json::to_value(self).expect("a recipe is an object"))
+        {
+            let expected = format!("a whole number of at most {}", i64::MAX);
+            return Err(RecipeError::bad(&self.name, &key, expected, number));
+        }
+        Ok(Table::try_from(self).expect("a recipe is a table"))
     }
 
     fn from_table(name: &str, origin: &str, table: Table) -> Result<Recipe, RecipeError> {
@@ -747,6 +742,16 @@ impl Recipe {
         let test = pipelines.map_err(|error| refused(error.to_string()))?.test;
         fit::check_size(origin, &self.model.name, test.output(input).map_err(refused)?)
     }
+}
+
+/// The first whole number of a recipe that TOML can't hold, with its key.
+fn beyond_toml(recipe: &serde_json::Value) -> Option<(String, u64)> {
+    let keys = recipe.as_object()?.iter().filter_map(|(section, keys)| Some((section, keys.as_object()?)));
+    let mut all = keys.flat_map(|(section, keys)| keys.iter().map(move |(key, value)| (section, key, value)));
+    all.find_map(|(section, key, value)| {
+        let number = value.as_u64().filter(|&number| i64::try_from(number).is_err())?;
+        Some((format!("{section}.{key}"), number))
+    })
 }
 
 #[cfg(test)]

@@ -217,15 +217,15 @@ impl Trainer {
         wrong("clip.value", &of(value), "above 0", of(value) > 0.0)?;
         let is_time = warmup.epochs >= 0.0 && warmup.epochs.is_finite();
         wrong("schedule.warmup.epochs", &warmup.epochs, "0 or more", is_time)?;
-        match self.loss {
-            Loss::CrossEntropy { label_smoothing } => wrong(
-                "loss.label_smoothing",
-                &label_smoothing,
-                "at least 0 and below 1",
-                share(label_smoothing),
-            ),
-            _ => Ok(()),
-        }
+        let (label_smoothing, weights) = match &self.loss {
+            Loss::CrossEntropy { label_smoothing } => (*label_smoothing, &[][..]),
+            Loss::WeightedCrossEntropy(of_some) => (of_some.label_smoothing, &of_some.weights[..]),
+            _ => return Ok(()),
+        };
+        let smooths = share(label_smoothing);
+        wrong("loss.label_smoothing", &label_smoothing, "at least 0 and below 1", smooths)?;
+        let count = weights.iter().all(|&weight| weight >= 0.0 && weight.is_finite());
+        wrong("loss.weights", &weights, "numbers of at least 0", count)
     }
 
     /// Into how many parts the samples of a pass of each rank fall, each of which a batch norm sees by itself.

@@ -390,6 +390,11 @@ pub fn cores() -> usize {
 /// ```
 pub fn spawn(n: usize, f: impl Fn(Worker) -> Result<(), Error> + Sync) -> Result<(), Error> {
     let threads = (cores() / n.max(1)).max(1);
+    on_threads(n, |group| f(Worker::new(group, threads)))
+}
+
+/// Runs `f` for each of `n` ranks, on a thread each; gives the first error as [`spawn`] does.
+pub(crate) fn on_threads(n: usize, f: impl Fn(Group) -> Result<(), Error> + Sync) -> Result<(), Error> {
     let f = &f;
     let results: Vec<Result<(), Error>> = std::thread::scope(|scope| {
         let ranks: Vec<_> = Group::threads(n)
@@ -399,7 +404,7 @@ pub fn spawn(n: usize, f: impl Fn(Worker) -> Result<(), Error> + Sync) -> Result
                 std::thread::Builder::new().name(name).spawn_scoped(scope, move || {
                     // A rank that fails leaves its group, so that the others don't wait for it.
                     let held = group.clone();
-                    let result = f(Worker::new(group, threads));
+                    let result = f(group);
                     if let Err(error) = &result {
                         held.abort(&error.to_string());
                     }

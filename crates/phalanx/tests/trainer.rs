@@ -4,7 +4,8 @@ use phalanx::data::{BatchBuffers, Dataset, LinearRegression, Places, Silent, Tar
 use phalanx::nn::models::MnistNet;
 use phalanx::nn::optim::{Clip, Optimizer, Sgd};
 use phalanx::nn::{
-    Average, Curve, Linear, Loss, OneCycle, Parameters, Plateau, Plateaued, Schedule, Warmup, Weights,
+    Average, Curve, Linear, Loss, OneCycle, Parameters, Plateau, Plateaued, Schedule, Warmup,
+    WeightedCrossEntropy, Weights,
 };
 use phalanx::{Event, Observer, Progress, Quiet, State, Trained, Trainer, Watch, Worker, spawn};
 use std::sync::Arc;
@@ -56,6 +57,10 @@ fn settings_that_cannot_be_are_named() {
     let warmup = Warmup { epochs: f64::NAN, ..Warmup::default() };
     let late = Schedule { warmup, ..Schedule::default() };
     let smoothed = Loss::CrossEntropy { label_smoothing: 7.0 };
+    let weighted = |label_smoothing, weights: &[f32]| {
+        let loss = WeightedCrossEntropy { label_smoothing, weights: weights.to_vec(), ignored: None };
+        Trainer { loss: Loss::WeightedCrossEntropy(loss), ..usual() }
+    };
     let rows = [
         (Trainer { batch_size: 0, ..usual() }, "batch_size is 0: must be at least 1"),
         (Trainer { accumulate: 0, ..usual() }, "accumulate is 0: must be at least 1"),
@@ -70,6 +75,8 @@ fn settings_that_cannot_be_are_named() {
             Trainer { loss: smoothed, ..usual() },
             "loss.label_smoothing is 7.0: must be at least 0 and below 1",
         ),
+        (weighted(7.0, &[]), "loss.label_smoothing is 7.0: must be at least 0 and below 1"),
+        (weighted(0.0, &[1.0, -1.0]), "loss.weights is [1.0, -1.0]: must be numbers of at least 0"),
     ];
     for (trainer, want) in rows {
         assert_eq!(refused(trainer), want);

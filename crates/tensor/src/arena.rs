@@ -11,6 +11,7 @@ use crate::cpu::copy::{from_channels_last, from_pixels, from_taps, to_channels_l
 use crate::device::{Backend, Device};
 use crate::dtype::{DType, Element};
 use crate::graph::{self, NodeRef};
+use crate::lock::lock;
 use crate::shape::{Geometry, Order, Shape};
 use crate::storage::{ALIGN, Memory, Storage};
 use crate::tensor::Tensor;
@@ -20,7 +21,7 @@ use std::borrow::Cow;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Which parameter lies where in an arena. Every parameter starts on a cache line. The padding between them starts as zero;
 /// what becomes of it is the affair of whoever writes to whole spans (Adam with an eps of 0 makes it NaN), and nobody reads
@@ -738,7 +739,7 @@ impl Grads {
             "leaf: the values have another layout than the gradients"
         );
         let mut tensor = values.tensor(i);
-        let mut known = self.leaves[i].lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.leaves[i]);
         let node = known.take().filter(|node| node.is_leaf_of(values)).unwrap_or_else(|| {
             let (stale, casts) = (Arc::clone(&self.stale), Arc::clone(&self.casts));
             let slot = Slot { tensor: self.arena.tensor(i), stale, casts, values: values.clone(), index: i };

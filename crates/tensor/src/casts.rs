@@ -9,10 +9,11 @@ use crate::cpu;
 use crate::device::{Backend, Device};
 use crate::dtype::{DType, Element};
 use crate::kernel;
+use crate::lock::lock;
 use crate::tensor::Tensor;
 use half::{bf16, f16};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What was cast so far.
 pub(crate) struct Casts {
@@ -160,7 +161,7 @@ impl Casts {
 
     /// Whatever made a thread panic, what was cast is noted after it was.
     fn lock(&self) -> MutexGuard<'_, Option<Made>> {
-        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.made)
     }
 }
 

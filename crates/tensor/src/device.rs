@@ -5,6 +5,7 @@ use crate::cpu::arch::Arch;
 use crate::cpu::conv::Plan;
 use crate::gpu::{Engine, succeeded};
 use crate::graph::Node;
+use crate::lock::lock;
 use crate::pool::Pool;
 use crate::profile::{KernelTime, Profile, Timer};
 use crate::replay::{KnownRoom, Private, Room};
@@ -633,11 +634,6 @@ impl Drop for CurrentWalk<'_> {
     fn drop(&mut self) {
         WALKED.with_borrow_mut(|walked| walked.retain(|&address| address != self.address));
     }
-}
-
-/// The locks guard whole values only, so a lock poisoned by a panic elsewhere is taken as it is.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 impl PartialEq for Device {

@@ -17,6 +17,7 @@
 //! ```
 
 mod dtype;
+mod lock;
 mod normal;
 mod philox;
 mod shape;

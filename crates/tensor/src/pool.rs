@@ -4,6 +4,7 @@
 //! little before it sleeps, and the caller always works along. Tasks are claimed from one counter. Results must not depend
 //! on who ran a task, so a kernel that sums keeps one partial result a task, never one a thread.
 
+use crate::lock::lock;
 use std::any::Any;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -212,11 +213,6 @@ fn work(shared: &Shared) {
         }
         shared.busy.fetch_sub(1, Ordering::Release);
     }
-}
-
-/// A poisoned lock holds nothing half-written here, so it is taken as it is.
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 impl Drop for Team {

@@ -6,9 +6,10 @@
 //! A GPU is timed by events around all that its compute stream is given (`phalanx_cuda::Timed`), by what it is and its sizes; a pass that
 //! is replayed is one thing.
 
+use crate::lock::lock;
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// How often a kernel ran, and how long in all.
@@ -57,7 +58,7 @@ impl Times {
 
 impl Profile {
     fn times(&self) -> MutexGuard<'_, Times> {
-        self.times.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.times)
     }
 
     /// Forgets all times and takes new ones from now on.

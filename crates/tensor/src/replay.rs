@@ -15,6 +15,7 @@ use crate::arena::Arena;
 use crate::device::{Backend, Device};
 use crate::dtype::{DType, Element};
 use crate::gpu::Engine;
+use crate::lock::lock;
 use crate::ops::dropout::DropoutKey;
 use crate::shape::Shape;
 use crate::storage::{Buffer, Memory};
@@ -22,7 +23,7 @@ use crate::tensor::Tensor;
 use phalanx_cuda::{Error, Graph};
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::thread::ThreadId;
 
 /// Free buffers by size class.
@@ -41,7 +42,7 @@ impl Room {
 
     /// Whatever made a thread panic, the buffers are whole.
     fn free(&self) -> MutexGuard<'_, Buffers> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

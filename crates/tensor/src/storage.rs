@@ -18,13 +18,14 @@
 use crate::account::{Account, Purpose};
 use crate::device::{Backend, Device, size_class};
 use crate::dtype::Element;
+use crate::lock::lock;
 use phalanx_cuda::{Address, DeviceMemory, Pinned};
 use phalanx_memory::Region;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Buffers start on cache lines, which are also the widest vectors.
 pub(crate) const ALIGN: usize = 64;
@@ -122,7 +123,7 @@ impl Memory {
     /// nothing to other memory. The caller holds the write borrow of everything in it, and knows that nobody keeps its address.
     pub(crate) fn cut(&self, ends: &[usize]) {
         let Place::Pieces { device, pieces } = &self.place else { return };
-        let mut pieces = locked(pieces);
+        let mut pieces = lock(pieces);
         let before = std::mem::take(&mut pieces.all);
         pieces.come_and_go = !ends.is_empty();
         let (come_and_go, purpose, whole) = (pieces.come_and_go, pieces.purpose, [self.bytes]);
@@ -151,7 +152,7 @@ impl Memory {
 
     /// Whether its bytes lie in pieces that come and go.
     pub(crate) fn is_cut(&self) -> bool {
-        matches!(&self.place, Place::Pieces { pieces, .. } if locked(pieces).come_and_go)
+        matches!(&self.place, Place::Pieces { pieces, .. } if lock(pieces).come_and_go)
     }
 
     /// Gives those pieces back of an arena on a GPU that lie within these bytes; whoever uses them next finds zeros. Does nothing to
@@ -159,7 +160,7 @@ impl Memory {
     pub(crate) fn give_back(&self, bytes: Range<usize>) {
         if let Place::Pieces { pieces, .. } = &self.place {
             let within = |range: &Range<usize>| bytes.start <= range.start && range.end <= bytes.end;
-            let mut pieces = locked(pieces);
+            let mut pieces = lock(pieces);
             let given: Vec<_> = pieces.all.iter_mut().filter(|piece| within(&piece.range)).collect();
             given.into_iter().for_each(|piece| drop(piece.held.take()));
         }
@@ -169,7 +170,7 @@ impl Memory {
     /// goes. Does nothing to other memory. The caller holds the write borrow of everything in it, and overwrites it.
     pub(crate) fn renew(&self, bytes: Range<usize>) {
         if let Place::Pieces { device, pieces } = &self.place {
-            let mut pieces = locked(pieces);
+            let mut pieces = lock(pieces);
             let is_it = |piece: &&mut Piece| piece.range.start == bytes.start && piece.range.end <= bytes.end;
             let (come_and_go, purpose) = (pieces.come_and_go, pieces.purpose);
             if let Some(piece) = pieces.all.iter_mut().find(is_it).filter(|_| come_and_go) {
@@ -184,7 +185,7 @@ impl Memory {
     pub(crate) fn run(&self, at: usize) -> usize {
         match &self.place {
             Place::Pieces { pieces, .. } => {
-                let pieces = locked(pieces);
+                let pieces = lock(pieces);
                 let piece = pieces.all.partition_point(|piece| piece.range.end <= at);
                 pieces.all.get(piece).map_or(0, |piece| piece.range.end - at)
             }
@@ -207,7 +208,7 @@ impl Memory {
     /// Has what an arena on a GPU takes from now on be counted as held for this; other memory stays as it is.
     pub(crate) fn hold_for(&self, purpose: Purpose) {
         if let Place::Pieces { pieces, .. } = &self.place {
-            locked(pieces).purpose = purpose;
+            lock(pieces).purpose = purpose;
         }
     }
 
@@ -220,7 +221,7 @@ impl Memory {
     #[track_caller]
     pub(crate) fn copied_by_gpu(&self) -> MutexGuard<'_, Pinned> {
         match &self.place {
-            Place::Pinned(pinned) => locked(pinned),
+            Place::Pinned(pinned) => lock(pinned),
             _ => panic!("a GPU was to copy beside its work from memory that isn't pinned: see Arena::pinned"),
         }
     }
@@ -245,8 +246,8 @@ impl Memory {
             Place::Host(at) => at.as_ptr(),
             Place::Region(region) => region.start().as_ptr(),
             Place::Pinned(pinned) => settled(match access {
-                Access::Read => locked(pinned).to_read().map(<*const u8>::cast_mut),
-                Access::Write => locked(pinned).to_write(),
+                Access::Read => lock(pinned).to_read().map(<*const u8>::cast_mut),
+                Access::Write => lock(pinned).to_write(),
             }),
             Place::Gpu(_) | Place::Pieces { .. } => panic!(
                 "values of a GPU were asked for as the host's: to_vec, Arena::read_flat and Arena::write_flat copy them"
@@ -260,7 +261,7 @@ impl Memory {
         match &self.place {
             Place::Gpu(memory) => OnGpu { held: HeldOnGpu::Own(memory), at: bytes.start },
             Place::Pieces { device, pieces } => {
-                let mut pieces = locked(pieces);
+                let mut pieces = lock(pieces);
                 let (come_and_go, purpose) = (pieces.come_and_go, pieces.purpose);
                 // None of no bytes begins behind the last.
                 let before = |piece: &Piece| piece.range.end <= bytes.start && piece.range.end < self.bytes;
@@ -311,11 +312,6 @@ impl Held {
             Held::Lent(storage) => storage.buffer().memory.device_memory(),
         }
     }
-}
-
-/// What a panic elsewhere leaves is whole: bytes, or none.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Bytes of a GPU, as they are looked up for the time of giving work on them.

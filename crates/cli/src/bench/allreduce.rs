@@ -8,21 +8,18 @@ mod asked;
 mod gpus;
 mod measure;
 
-use super::at_least_one;
+use super::{at_least_one, start_copies};
 use crate::args::{AllReduceArgs, BenchBuffer, BenchTransport, WrongUsage};
-use crate::failure;
-use crate::run::{fresh_run_id, tls_is_asked_for};
 use crate::say::{print, tabulate};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use measure::{Measured, Rounds, WrongElement, measure, percentile};
 use phalanx::comm::{Algorithm, Error, Group, ReduceOp};
 use phalanx::tensor::DebugSync;
 use phalanx::{DeviceSpec, Worker};
 use phalanx_job::{WorkerEnv, names};
-use phalanx_launch::{Console, LaunchSpec, Numa, NumaBinding, THIS_PROGRAM};
+use phalanx_launch::{LaunchSpec, Numa, NumaBinding};
 use serde::Serialize;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
 /// A line of `bench allreduce`.
 #[derive(Serialize)]
@@ -54,9 +51,6 @@ struct AllReduceLine<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     to_nccl: Option<f64>,
 }
-
-/// How long workers have to end once one has failed.
-const GRACE: Duration = Duration::from_secs(2);
 
 pub(super) fn allreduce(args: &AllReduceArgs) -> Result<u8> {
     let (ranks, sizes) = (asked::ranks(&args.nproc)?, asked::sizes(&args.sizes)?);
@@ -102,27 +96,15 @@ pub(super) fn allreduce(args: &AllReduceArgs) -> Result<u8> {
 
 /// Starts `n` copies of this process as workers.
 fn lead(n: usize, args: &AllReduceArgs) -> Result<u8> {
-    let folder = tempfile::tempdir().context("no folder for the run can be made")?;
     // What the agent's own environment says reaches the workers too, unless something was asked for.
     let transport = args.transport.map(|asked| if asked == BenchTransport::Tcp { "tcp" } else { "auto" });
-    let spec = LaunchSpec {
-        program: THIS_PROGRAM.into(),
-        args: std::env::args_os().skip(1).collect(),
+    start_copies(LaunchSpec {
         workers: n,
-        run_id: fresh_run_id()?,
-        run_dir: folder.path().to_owned(),
         variables: transport.map(|way| (names::TRANSPORT.to_owned(), way.to_owned())).into_iter().collect(),
-        console: Console::FirstRank,
         // Two ranks that wait for each other on one core make a few milliseconds of anything; without a core each, none has its own.
         processors: Numa::of_this_machine().shares(NumaBinding::Exclusive, n).unwrap_or_default(),
-        grace: GRACE,
-        tls: tls_is_asked_for()?,
         ..LaunchSpec::default()
-    };
-    let outcome = phalanx_launch::run(&spec, |report| failure::tell(&report, 0))?;
-    // The logs are gone in a moment, so nobody is sent there.
-    outcome.failure.iter().for_each(failure::blame);
-    Ok(failure::exit_code(&outcome))
+    })
 }
 
 /// The group as it was asked for.

@@ -3,10 +3,8 @@
 //! With a rank in its environment this process is a stage and measures with the others of its run; without one it is an agent that
 //! starts a copy of itself a stage, or with `--devices` it is all stages, a thread and a device each.
 
-use super::at_least_one;
+use super::{at_least_one, start_copies};
 use crate::args::{PipelineArgs, WrongUsage};
-use crate::failure;
-use crate::run::{fresh_run_id, tls_is_asked_for};
 use crate::say::{print, tabulate};
 use anyhow::{Context, Result};
 use phalanx::Worker;
@@ -19,7 +17,7 @@ use phalanx::parallel::pipeline::{
 use phalanx::parallel::{Local, Pass, Sync};
 use phalanx::tensor::{Crossing, DType, Device, Gradients, Philox, Tensor};
 use phalanx_job::WorkerEnv;
-use phalanx_launch::{Console, LaunchSpec, THIS_PROGRAM};
+use phalanx_launch::LaunchSpec;
 use serde::Serialize;
 use std::ops::Range;
 use std::sync::Arc;
@@ -69,8 +67,6 @@ struct MeasuredFields {
     loss: f64,
 }
 
-/// How long workers have to end once one has failed.
-const GRACE: Duration = Duration::from_secs(2);
 /// Columns of a drawing.
 const COLUMNS: usize = 160;
 /// The longest that a block may wait.
@@ -122,7 +118,7 @@ pub(super) fn pipeline(args: &PipelineArgs) -> Result<u8> {
         return Ok(0);
     }
     if WorkerEnv::from_env()?.is_none() {
-        return lead(args);
+        return start_copies(LaunchSpec { workers: args.stages, ..LaunchSpec::default() });
     }
     let worker = Worker::from_environment(Some(1))?;
     if let Some(measured) = on_ranks(args, &schedule, &worker)? {
@@ -216,26 +212,6 @@ fn report(args: &PipelineArgs, schedule: &Schedule, measured: &Measured) {
     if args.json {
         print(serde_json::to_string(&line).expect("numbers and words are always JSON"));
     }
-}
-
-/// Starts a copy of this process a stage.
-fn lead(args: &PipelineArgs) -> Result<u8> {
-    let folder = tempfile::tempdir().context("no folder for the run can be made")?;
-    let spec = LaunchSpec {
-        program: THIS_PROGRAM.into(),
-        args: std::env::args_os().skip(1).collect(),
-        workers: args.stages,
-        run_id: fresh_run_id()?,
-        run_dir: folder.path().to_owned(),
-        console: Console::FirstRank,
-        grace: GRACE,
-        tls: tls_is_asked_for()?,
-        ..LaunchSpec::default()
-    };
-    let outcome = phalanx_launch::run(&spec, |report| failure::tell(&report, 0))?;
-    // The logs are gone in a moment, so nobody is sent there.
-    outcome.failure.iter().for_each(failure::blame);
-    Ok(failure::exit_code(&outcome))
 }
 
 /// A row of equal blocks.

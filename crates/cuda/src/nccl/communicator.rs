@@ -9,9 +9,10 @@ use super::operation::{Kind, Operation};
 use crate::address::{Address, StreamHandle};
 use crate::error::Error;
 use crate::gpu::Gpu;
+use crate::lock::lock;
 use std::ffi::c_int;
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// How often a state is asked for before the thread sleeps in between, and how long it sleeps at most.
@@ -393,7 +394,7 @@ impl Communicator {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     pub(super) fn failure(&self, operation: Operation, waited: Duration, cause: Cause) -> Error {
@@ -461,14 +462,14 @@ impl Ending {
 impl Ended {
     fn tell(&self, stage: Abort) {
         let (abort, told) = &*self.0;
-        *abort.lock().unwrap_or_else(PoisonError::into_inner) = stage;
+        *lock(abort) = stage;
         told.notify_all();
     }
 
     /// Waits for the end of an abort that is under way.
     fn wait(&self, at_most: Duration) {
         let (abort, told) = &*self.0;
-        let abort = abort.lock().unwrap_or_else(PoisonError::into_inner);
+        let abort = lock(abort);
         drop(told.wait_timeout_while(abort, at_most, |abort| *abort == Abort::UnderWay));
     }
 }

@@ -11,10 +11,11 @@ use crate::address::StreamHandle;
 use crate::error::Error;
 use crate::event::{Event, Timing};
 use crate::gpu::Gpu;
+use crate::lock::lock;
 use crate::memory::DeviceMemory;
 use crate::stream::Stream;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 /// Numbers in the memory of a GPU that whoever has this value holds for himself.
@@ -423,9 +424,4 @@ impl<L> fmt::Debug for Exchanged<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Exchanged(of {:?})", self.exchange)
     }
-}
-
-/// The locks guard whole values only, so a lock poisoned by a panic elsewhere is taken as it is.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -139,14 +139,16 @@ impl Download<'_> {
             match self.attempt(job, agent, part, &mut output, have)? {
                 Outcome::Whole => return Ok(()),
                 Outcome::BrokenOff { reason } => broken = reason,
-                // What lies here isn't the beginning of what the server has.
-                Outcome::Useless { .. } if have > 0 => {
+                // What lies here isn't the beginning of what the server has: all of it is asked for.
+                Outcome::Useless { reason } if have > 0 => {
                     output.set_len(0).map_err(Error::io("empty", part))?;
+                    broken = reason;
+                    continue;
                 }
                 Outcome::Useless { reason } => return Err(job.failed(reason)),
             }
             let grown = output.seek(SeekFrom::End(0)).map_err(Error::io("read", part))? > have;
-            if !grown && !broken.is_empty() {
+            if !grown {
                 break;
             }
         }

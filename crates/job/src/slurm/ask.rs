@@ -2,7 +2,7 @@
 
 use super::time::duration;
 use std::io::{self, Read, Write};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -87,13 +87,15 @@ fn answer(command: &str, run: &mut Command, input: &str, patience: Duration) -> 
     };
     let mut child =
         run.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(not_run)?;
-    let (mut stdin, input) = (child.stdin.take().expect("it is piped"), input.to_owned());
-    let (out, err) = (child.stdout.take().expect("it is piped"), child.stderr.take().expect("it is piped"));
-    // What is longer than a pipe would be waited for at both ends.
-    let feed = thread::Builder::new().name("phalanx-slurm-in".into());
-    // A command that doesn't read has its reasons, and says them.
-    feed.spawn(move || drop(stdin.write_all(input.as_bytes()))).map_err(not_run)?;
-    let (out, err) = (collected(out).map_err(not_run)?, collected(err).map_err(not_run)?);
+    let (out, err) = match talk(&mut child, input.to_owned()) {
+        Ok(said) => said,
+        Err(error) => {
+            // Nobody is to be told that it can't be run, and it runs. It may have ended meanwhile, which is as good.
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(not_run(error));
+        }
+    };
     let start = Instant::now();
     let status = loop {
         match child.try_wait().map_err(not_run)? {
@@ -124,6 +126,17 @@ fn answer(command: &str, run: &mut Command, input: &str, patience: Duration) -> 
     let said = said.lines().map(|line| line.strip_prefix(&format!("{command}: ")).unwrap_or(line));
     let said = said.map(|line| line.strip_prefix("error: ").unwrap_or(line)).collect::<Vec<_>>().join("\n");
     Err(AskError::Refused { command: name(), said })
+}
+
+/// Hands the input over, last of all, and takes the two outputs. What is longer than a pipe would be waited for at both ends.
+fn talk(child: &mut Child, input: String) -> io::Result<(Receiver<Vec<u8>>, Receiver<Vec<u8>>)> {
+    let (out, err) = (child.stdout.take().expect("it is piped"), child.stderr.take().expect("it is piped"));
+    let said = (collected(out)?, collected(err)?);
+    let mut stdin = child.stdin.take().expect("it is piped");
+    // A command that doesn't read has its reasons, and says them.
+    let feed = move || drop(stdin.write_all(input.as_bytes()));
+    thread::Builder::new().name("phalanx-slurm-in".into()).spawn(feed)?;
+    Ok(said)
 }
 
 /// All bytes of a stream, once it has ended.

@@ -100,27 +100,23 @@ struct Script<'a> {
     documents: Vec<usize>,
     /// The functions that it defines.
     functions: Vec<String>,
+    folder_exists: &'a dyn Fn(&str) -> bool,
 }
 
 /// All mistakes of a script, by line. `folder_exists` is asked for folders that output is to be written to.
 pub fn lint(text: &str, folder_exists: &dyn Fn(&str) -> bool) -> Vec<Finding> {
-    let script = parse(text);
+    let script = parse(text, folder_exists);
     let mut found: Vec<Finding> = rules::RULES
         .iter()
         .flat_map(|(name, rule)| {
-            rule(&script, folder_exists).into_iter().map(|(line, why, instead)| Finding {
-                line,
-                rule: name,
-                why,
-                instead,
-            })
+            rule(&script).into_iter().map(|(line, why, instead)| Finding { line, rule: name, why, instead })
         })
         .collect();
     found.sort_by(|a, b| a.line.cmp(&b.line).then(a.rule.cmp(b.rule)));
     found
 }
 
-fn parse(text: &str) -> Script<'_> {
+fn parse<'a>(text: &'a str, folder_exists: &'a dyn Fn(&str) -> bool) -> Script<'a> {
     let raw: Vec<(usize, &str)> =
         text.split_terminator('\n').enumerate().map(|(i, line)| (i + 1, line)).collect();
     let (mut lines, mut directives) = (Vec::<Line<'_>>::new(), Directives::default());
@@ -160,7 +156,7 @@ fn parse(text: &str) -> Script<'_> {
         line.words = commands(&line.text).flat_map(words).collect();
     }
     let functions = lines.iter().filter_map(|line| defined(&line.text)).map(str::to_owned).collect();
-    Script { directives, lines, raw, documents, functions }
+    Script { directives, lines, raw, documents, functions, folder_exists }
 }
 
 #[cfg(test)]

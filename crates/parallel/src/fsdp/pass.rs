@@ -145,6 +145,16 @@ impl Fsdp {
         if are_away || unit > 0 { self.store.keep_pace(are_away) } else { Ok(()) }
     }
 
+    /// Waits for a unit, and asks for the one that comes next: units come in the order in which all ranks want them (Z-ORDER).
+    fn come_to(&mut self, unit: usize, next: Option<usize>) -> Result<(), Error> {
+        self.store.wait_for(&self.units, unit, &self.shard, For::Pass)?;
+        self.keep_pace(unit)?;
+        if let Some(next) = next {
+            self.store.call(&self.units, next, &self.shard, For::Pass);
+        }
+        Ok(())
+    }
+
     /// A forward pass alone, of this rank's samples, if it has any, through units that are given back at once.
     pub(super) fn forward_by_units(
         &mut self,
@@ -155,11 +165,7 @@ impl Fsdp {
         let (count, mut ctx) = (self.units.len(), pass.ctx.clone());
         let mut x = (pass.samples() > 0).then(|| pass.input.clone());
         for unit in 0..count {
-            self.store.wait_for(&self.units, unit, &self.shard, For::Pass)?;
-            self.keep_pace(unit)?;
-            if unit + 1 < count {
-                self.store.call(&self.units, unit + 1, &self.shard, For::Pass);
-            }
+            self.come_to(unit, (unit + 1 < count).then_some(unit + 1))?;
             let blocks = self.units[unit].blocks.clone();
             let through = |x| blocks.fold(x, |x, block| pass.model.forward_block(block, &x, &mut ctx));
             x = x.map(|x| no_grad(|| through(x)));
@@ -179,11 +185,7 @@ impl Fsdp {
         let mut x = (pass.samples() > 0).then(|| pass.input.clone());
         let mut live = Vec::with_capacity(count);
         for unit in 0..count {
-            self.store.wait_for(&self.units, unit, &self.shard, For::Pass)?;
-            self.keep_pace(unit)?;
-            if unit + 1 < count {
-                self.store.call(&self.units, unit + 1, &self.shard, For::Pass);
-            }
+            self.come_to(unit, (unit + 1 < count).then_some(unit + 1))?;
             if let Some(before) = x.take() {
                 // Behind units that learn nothing there is nothing to go back for.
                 let input = (unit > 0 && before.needs_grad()).then(|| before.detach().requires_grad());
@@ -215,11 +217,7 @@ impl Fsdp {
             self.make_room_for_gradients(unit, pass.parameters);
         }
         for unit in (0..self.units.len()).rev() {
-            self.store.wait_for(&self.units, unit, &self.shard, For::Pass)?;
-            self.keep_pace(unit)?;
-            if unit > 0 {
-                self.store.call(&self.units, unit - 1, &self.shard, For::Pass);
-            }
+            self.come_to(unit, unit.checked_sub(1))?;
             self.make_room_for_gradients(unit, pass.parameters);
             if let Some(Live { input, output }) = live.pop() {
                 let id = input.as_ref().and_then(Tensor::leaf_id);

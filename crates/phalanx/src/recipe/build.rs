@@ -71,8 +71,7 @@ impl Recipe {
                 (format!("a part of the model's {parameters} parameters"), format!("{names:?}, all of them"))
             }
         };
-        let (origin, key) = (self.name.clone(), "model.freeze".to_owned());
-        RecipeError::BadValue { origin, key, expected, found, nearest: None }
+        RecipeError::bad(&self.name, "model.freeze", expected, found)
     }
 
     /// Of which depth the model is, if it is a residual network that has one.
@@ -271,21 +270,15 @@ impl Recipe {
             return Ok(());
         };
         let outputs = self.model.head.unwrap_or(classes);
-        let refuse = |key: &str, expected: String, found: String| {
-            let (origin, key) = (self.name.clone(), key.to_owned());
-            Err(RecipeError::BadValue { origin, key, expected, found, nearest: None })
-        };
         if classes > outputs {
-            return refuse(
-                "model.head",
-                format!("at least {classes}, the classes of the images"),
-                outputs.to_string(),
-            );
+            let expected = format!("at least {classes}, the classes of the images");
+            return Err(RecipeError::bad(&self.name, "model.head", expected, outputs));
         }
         match &self.train.class_weights {
             Some(weights) if weights.len() != outputs => {
                 let expected = format!("{outputs} numbers, one for each class that the model tells apart");
-                refuse("train.class_weights", expected, format!("{} of them", weights.len()))
+                let found = format!("{} of them", weights.len());
+                Err(RecipeError::bad(&self.name, "train.class_weights", expected, found))
             }
             _ => Ok(()),
         }

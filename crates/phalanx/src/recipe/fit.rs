@@ -83,13 +83,8 @@ pub(super) fn check_size(origin: &str, model: &str, size: [usize; 2]) -> Result<
     if size.iter().all(|&side| side >= least) {
         return Ok(());
     }
-    Err(RecipeError::BadValue {
-        origin: origin.to_owned(),
-        key: "data.size".to_owned(),
-        expected: format!("at least {least} for the model {model}"),
-        found: format!("{}x{}", size[0], size[1]),
-        nearest: None,
-    })
+    let expected = format!("at least {least} for the model {model}");
+    Err(RecipeError::bad(origin, "data.size", expected, format!("{}x{}", size[0], size[1])))
 }
 
 /// How many classes a dataset of colour images has, where its name says so.
@@ -107,11 +102,11 @@ fn check_counts(origin: &str, table: &Table) -> Result<(), RecipeError> {
     let value = |section: &str, leaf: &str| table.get(section).and_then(|section| section.get(leaf));
     let word = |section, leaf| value(section, leaf).and_then(toml::Value::as_str).unwrap_or_default();
     let (model, dataset) = (word("model", "name"), word("data", "name"));
-    let refuse = |key: &str, expected: String, found: String| {
-        let (origin, key) = (origin.to_owned(), key.to_owned());
-        Err(RecipeError::BadValue { origin, key, expected, found, nearest: None })
-    };
-    check_shards(origin, table)?;
+    let refuse =
+        |key: &str, expected: String, found: String| Err(RecipeError::bad(origin, key, expected, found));
+    for (key, fitting) in alone() {
+        check_alone(origin, table, key, &fitting)?;
+    }
     if GPT.contains(&model) {
         let size = |leaf, usual: usize| {
             value("model", leaf).and_then(toml::Value::as_integer).map_or(usual, |size| size as usize)
@@ -132,14 +127,6 @@ fn check_counts(origin: &str, table: &Table) -> Result<(), RecipeError> {
         && (value("data", "mean").is_some() || value("data", "std").is_some())
     {
         return refuse("data.pixels", "left out beside data.mean and data.std".into(), pixels.to_owned());
-    }
-    if value("train", "class_weights").is_some() {
-        for (section, leaf) in [("data", "mixup"), ("parallel", "tensor")] {
-            if let Some(found) = value(section, leaf) {
-                let expected = "left out beside train.class_weights".to_owned();
-                return refuse(&format!("{section}.{leaf}"), expected, found.to_string());
-            }
-        }
     }
     if value("data", "crop_border").is_some() && value("data", "crop_padding").is_none() {
         return refuse(
@@ -163,26 +150,35 @@ fn check_counts(origin: &str, table: &Table) -> Result<(), RecipeError> {
     }
 }
 
-/// Refuses logical shards beside what they can't be had with.
-fn check_shards(origin: &str, table: &Table) -> Result<(), RecipeError> {
-    let value = |section: &str, leaf: &str| table.get(section).and_then(|section| section.get(leaf));
-    if value("parallel", "logical_shards").is_none() {
+/// Keys that can't be had with others, and what these have to be then, if they are given.
+fn alone() -> [(&'static str, Vec<(&'static str, toml::Value)>); 2] {
+    [
+        (
+            "parallel.logical_shards",
+            vec![
+                ("train.accumulate", 1.into()),
+                ("parallel.sync_batch_norm", false.into()),
+                ("parallel.compress", "none".into()),
+            ],
+        ),
+        ("train.class_weights", vec![("data.mixup", 0.0.into()), ("parallel.tensor", 1.into())]),
+    ]
+}
+
+/// Refuses a key beside another value of others than it goes with.
+fn check_alone(
+    origin: &str,
+    table: &Table,
+    key: &str,
+    fitting: &[(&str, toml::Value)],
+) -> Result<(), RecipeError> {
+    let value = |path: &str| path.split_once('.').and_then(|(section, leaf)| table.get(section)?.get(leaf));
+    if value(key).is_none() {
         return Ok(());
     }
-    let fitting: [(&str, &str, toml::Value); 3] = [
-        ("train", "accumulate", 1.into()),
-        ("parallel", "sync_batch_norm", false.into()),
-        ("parallel", "compress", "none".into()),
-    ];
-    for (section, leaf, want) in fitting {
-        if let Some(found) = value(section, leaf).filter(|&found| *found != want) {
-            return Err(RecipeError::BadValue {
-                origin: origin.to_owned(),
-                key: format!("{section}.{leaf}"),
-                expected: format!("{want} beside parallel.logical_shards"),
-                found: found.to_string(),
-                nearest: None,
-            });
+    for (other, want) in fitting {
+        if let Some(found) = value(other).filter(|&found| found != want) {
+            return Err(RecipeError::bad(origin, other, format!("{want} beside {key}"), found));
         }
     }
     Ok(())

@@ -43,6 +43,16 @@ const MOST_MEASURED: usize = 64;
 const CHANNELS: usize = 64;
 const MIB: f64 = (1 << 20) as f64;
 
+/// Who says that a value can't be, of a recipe that comes from here.
+#[derive(Clone, Copy)]
+struct Refused<'a>(&'a str);
+
+impl Refused<'_> {
+    fn value(self, key: &str, expected: impl Into<String>, found: impl ToString) -> Result<(), RecipeError> {
+        Err(RecipeError::bad(self.0, key, expected, found))
+    }
+}
+
 impl Recipe {
     /// The model on the devices that the recipe asks for, of which `device` is the first; the others are of its kind and get their
     /// share of its threads. Images have the shape `input_dims`.
@@ -228,16 +238,11 @@ impl Recipe {
     /// Refuses stages that don't have each of so many blocks.
     fn check_cut(&self, blocks: usize) -> Result<(), RecipeError> {
         match &self.parallel.cut {
-            Some(cut) if cut.iter().sum::<f64>() != blocks as f64 => Err(RecipeError::BadValue {
-                origin: self.name.clone(),
-                key: "parallel.cut".to_owned(),
-                expected: format!(
-                    "numbers whose sum is {blocks}, the blocks of the model {}",
-                    self.model.name
-                ),
-                found: format!("{cut:?}"),
-                nearest: None,
-            }),
+            Some(cut) if cut.iter().sum::<f64>() != blocks as f64 => {
+                let expected =
+                    format!("numbers whose sum is {blocks}, the blocks of the model {}", self.model.name);
+                Err(RecipeError::bad(&self.name, "parallel.cut", expected, format!("{cut:?}")))
+            }
             _ => Ok(()),
         }
     }
@@ -250,19 +255,16 @@ impl Recipe {
             Some("cheap") => return Ok(Some(Again::Cheap)),
             _ => return Ok(None),
         }
-        let refuse = |key: &str, expected: String, found: String| {
-            let (origin, key) = (self.name.clone(), key.to_owned());
-            Err(RecipeError::BadValue { origin, key, expected, found, nearest: None })
-        };
         match recompute_blocks {
             None if blocks < 2 => {
                 let expected = format!("none for the model {}, which is a single block", self.model.name);
-                refuse("parallel.recompute", expected, "blocks".into())
+                Err(RecipeError::bad(&self.name, "parallel.recompute", expected, "blocks"))
             }
             None => Ok(Some(Again::Blocks(0..blocks - 1))),
             Some([start, end]) if *end > blocks as f64 => {
                 let expected = format!("within the {blocks} blocks of the model {}", self.model.name);
-                refuse("parallel.recompute_blocks", expected, format!("[{start}, {end}]"))
+                let found = format!("[{start}, {end}]");
+                Err(RecipeError::bad(&self.name, "parallel.recompute_blocks", expected, found))
             }
             Some([start, end]) => Ok(Some(Again::Blocks(*start as usize..*end as usize))),
         }
@@ -277,46 +279,35 @@ impl Recipe {
 
     /// Refuses devices and micro-batches that can't be, as far as that is known without data.
     pub(super) fn check_parallel(&self, origin: &str) -> Result<(), RecipeError> {
-        let refuse = |key: &str, expected: String, found: String| {
-            let (origin, key) = (origin.to_owned(), key.to_owned());
-            Err(RecipeError::BadValue { origin, key, expected, found, nearest: None })
-        };
-        // What can be had only where each worker has a whole model.
-        let needs_whole = |beside: &str| {
-            let ParallelRecipe { sync_batch_norm, logical_shards, compress, .. } = &self.parallel;
-            if *sync_batch_norm {
-                return refuse("parallel.sync_batch_norm", format!("false {beside}"), "true".into());
-            }
-            if let Some(shards) = logical_shards {
-                return refuse("parallel.logical_shards", format!("left out {beside}"), shards.to_string());
-            }
-            if let Some(compress) = compress.as_ref().filter(|word| *word != "none") {
-                return refuse("parallel.compress", format!("none {beside}"), compress.clone());
-            }
-            Ok(())
-        };
-        let strategy = self.parallel.strategy.as_deref().unwrap_or("ddp");
+        let refused = Refused(origin);
+        self.check_strategy(refused)?;
+        self.check_mesh(refused)?;
+        self.check_recomputed(refused)?;
+        self.check_stages(refused)?;
+        self.check_schedule(refused)
+    }
+
+    /// How ranks bring gradients together, or share out a model.
+    fn check_strategy(&self, refused: Refused<'_>) -> Result<(), RecipeError> {
+        let strategy = self.strategy();
         let ParallelRecipe { between_gpus, compress, logical_shards, .. } = &self.parallel;
         if let Some(nccl) = between_gpus.as_ref().filter(|word| *word == "nccl") {
             let key = "parallel.between_gpus";
             if compress.as_ref().is_some_and(|word| word != "none") {
-                return refuse(key, "best or host beside parallel.compress".into(), nccl.clone());
+                return refused.value(key, "best or host beside parallel.compress", nccl);
             }
             if logical_shards.is_some() {
-                return refuse(key, "best or host beside parallel.logical_shards".into(), nccl.clone());
+                return refused.value(key, "best or host beside parallel.logical_shards", nccl);
             }
         }
         let splits = matches!(strategy, "dp" | "pipeline");
         if splits && self.parallel.sync_batch_norm {
-            return refuse(
-                "parallel.sync_batch_norm",
-                format!("false under the strategy {strategy}"),
-                "true".into(),
-            );
+            let expected = format!("false under the strategy {strategy}");
+            return refused.value("parallel.sync_batch_norm", expected, true);
         }
-        if splits && let Some(shards) = self.parallel.logical_shards {
+        if splits && let Some(shards) = logical_shards {
             let expected = format!("left out under the strategy {strategy}");
-            return refuse("parallel.logical_shards", expected, shards.to_string());
+            return refused.value("parallel.logical_shards", expected, shards);
         }
         let usual = ParallelRecipe::default();
         let buckets = [
@@ -330,48 +321,68 @@ impl Recipe {
             _ => None,
         };
         if let (Some((key, size, _)), Some(without)) = (changed, without) {
-            return refuse(key, format!("left out {without}, which has no buckets"), size.to_string());
+            return refused.value(key, format!("left out {without}, which has no buckets"), size);
         }
         if strategy == "fsdp" {
-            needs_whole("under the strategy fsdp")?;
-            if self.parallel.find_unused {
-                return refuse(
-                    "parallel.find_unused",
-                    "false under the strategy fsdp, where it changes nothing".into(),
-                    "true".into(),
-                );
-            }
-            if self.parallel.offload && self.parallel.zero.is_some_and(|stage| stage < 3) {
-                let expected = "false where fsdp doesn't share out parameters, or parallel.zero=3".to_owned();
-                return refuse("parallel.offload", expected, "true".into());
-            }
+            self.check_sharded(refused)?;
         }
-        let in_parts = self.train.checkpoint.as_deref() == Some("parts");
-        if in_parts && strategy != "fsdp" && !self.lies_on_mesh() {
-            let expected = "whole where each worker has a whole model".to_owned();
-            return refuse("train.checkpoint", expected, "parts".into());
+        if self.train.checkpoint.as_deref() == Some("parts") && strategy != "fsdp" && !self.lies_on_mesh() {
+            return refused.value("train.checkpoint", "whole where each worker has a whole model", "parts");
         }
-        let stages = self.parallel.pipeline.unwrap_or(1);
-        let is_gpt = LANGUAGE.contains(&&*self.model.name);
+        Ok(())
+    }
+
+    /// What goes with the strategy fsdp.
+    fn check_sharded(&self, refused: Refused<'_>) -> Result<(), RecipeError> {
+        self.needs_whole(refused, "under the strategy fsdp")?;
+        if self.parallel.find_unused {
+            let expected = "false under the strategy fsdp, where it changes nothing";
+            return refused.value("parallel.find_unused", expected, true);
+        }
+        if self.parallel.offload && self.parallel.zero.is_some_and(|stage| stage < 3) {
+            let expected = "false where fsdp doesn't share out parameters, or parallel.zero=3";
+            return refused.value("parallel.offload", expected, true);
+        }
+        Ok(())
+    }
+
+    /// Refuses what can be had only where each worker has a whole model.
+    fn needs_whole(&self, refused: Refused<'_>, beside: &str) -> Result<(), RecipeError> {
+        let ParallelRecipe { sync_batch_norm, logical_shards, compress, .. } = &self.parallel;
+        if *sync_batch_norm {
+            return refused.value("parallel.sync_batch_norm", format!("false {beside}"), true);
+        }
+        if let Some(shards) = logical_shards {
+            return refused.value("parallel.logical_shards", format!("left out {beside}"), shards);
+        }
+        match compress.as_ref().filter(|word| *word != "none") {
+            Some(compress) => refused.value("parallel.compress", format!("none {beside}"), compress),
+            None => Ok(()),
+        }
+    }
+
+    /// Parts of matrices and of sequences.
+    fn check_mesh(&self, refused: Refused<'_>) -> Result<(), RecipeError> {
+        let (model, is_gpt) = (&self.model.name, LANGUAGE.contains(&&*self.model.name));
         if let Some(tensor) = self.parallel.tensor.filter(|&tensor| tensor > 1 && self.plan().is_none()) {
-            let expected = format!("left out for the model {}, which isn't cut so far", self.model.name);
-            return refuse("parallel.tensor", expected, tensor.to_string());
+            let expected = format!("left out for the model {model}, which isn't cut so far");
+            return refused.value("parallel.tensor", expected, tensor);
         }
         if self.parallel.sequence == Some(true) && self.parallel.tensor.is_none_or(|tensor| tensor == 1) {
-            return refuse("parallel.sequence", "false without parallel.tensor".into(), "true".into());
+            return refused.value("parallel.sequence", "false without parallel.tensor", true);
         }
         if self.parallel.sequence == Some(true) && !is_gpt {
-            let expected = format!("false for the model {}, which knows no sequences", self.model.name);
-            return refuse("parallel.sequence", expected, "true".into());
+            let expected = format!("false for the model {model}, which knows no sequences");
+            return refused.value("parallel.sequence", expected, true);
         }
         if let Some(context) = self.parallel.context.filter(|&context| context > 1 && !is_gpt) {
-            let expected = format!("left out for the model {}, which knows no sequences", self.model.name);
-            return refuse("parallel.context", expected, context.to_string());
+            let expected = format!("left out for the model {model}, which knows no sequences");
+            return refused.value("parallel.context", expected, context);
         }
         if self.lies_on_mesh() {
-            needs_whole("where replicas lie on several workers")?;
+            self.needs_whole(refused, "where replicas lie on several workers")?;
         }
-        if matches!(strategy, "ddp" | "fsdp") && stages == 1 {
+        if matches!(self.strategy(), "ddp" | "fsdp") && self.parallel.pipeline.unwrap_or(1) == 1 {
             let ParallelRecipe { cut, stage_mb, schedule, chunks, micro_batches, .. } = &self.parallel;
             let given = [
                 ("parallel.cut", cut.as_ref().map(|cut| format!("{cut:?}"))),
@@ -381,46 +392,63 @@ impl Recipe {
                 ("parallel.micro_batches", micro_batches.map(|n| n.to_string())),
             ];
             if let Some((key, found)) = given.into_iter().find_map(|(key, given)| Some((key, given?))) {
-                let expected = "left out without --strategy pipeline or parallel.pipeline".to_owned();
-                return refuse(key, expected, found);
+                let expected = "left out without --strategy pipeline or parallel.pipeline";
+                return refused.value(key, expected, found);
             }
         }
-        if let Some([start, end]) = self.parallel.recompute_blocks {
-            let whole = start.fract() == 0.0 && end.fract() == 0.0;
-            if !whole || start >= end || self.parallel.recompute.as_deref() != Some("blocks") {
-                let expected = "two rising whole numbers beside parallel.recompute=blocks".to_owned();
-                return refuse("parallel.recompute_blocks", expected, format!("[{start}, {end}]"));
-            }
+        Ok(())
+    }
+
+    fn check_recomputed(&self, refused: Refused<'_>) -> Result<(), RecipeError> {
+        let Some([start, end]) = self.parallel.recompute_blocks else { return Ok(()) };
+        let whole = start.fract() == 0.0 && end.fract() == 0.0;
+        if whole && start < end && self.parallel.recompute.as_deref() == Some("blocks") {
+            return Ok(());
         }
+        let expected = "two rising whole numbers beside parallel.recompute=blocks";
+        refused.value("parallel.recompute_blocks", expected, format!("[{start}, {end}]"))
+    }
+
+    /// Where a model is cut.
+    fn check_stages(&self, refused: Refused<'_>) -> Result<(), RecipeError> {
+        let strategy = self.strategy();
         let cuts = matches!(strategy, "place" | "pipeline");
         if cuts && LANGUAGE.contains(&&*self.model.name) && self.model.tied != Some(false) {
             // The table of words would have to be on the first device and on the last.
-            return refuse("model.tied", format!("false under the strategy {strategy}"), "true".into());
+            return refused.value("model.tied", format!("false under the strategy {strategy}"), true);
         }
-        if let (Some(_), Some(mb)) = (&self.parallel.cut, self.parallel.stage_mb) {
-            return refuse("parallel.stage_mb", "left out beside parallel.cut".into(), mb.to_string());
+        let Some(cut) = &self.parallel.cut else { return Ok(()) };
+        if let Some(mb) = self.parallel.stage_mb {
+            return refused.value("parallel.stage_mb", "left out beside parallel.cut", mb);
         }
-        if let Some(cut) = &self.parallel.cut {
-            let stages = self.stage_count();
-            let whole = cut.iter().all(|&blocks| blocks.fract() == 0.0);
-            if cut.len() != stages || !whole {
-                let expected = format!("{stages} whole numbers, the blocks of each stage");
-                let typed: Vec<String> = cut.iter().map(f64::to_string).collect();
-                return refuse("parallel.cut", expected, format!("[{}]", typed.join(", ")));
-            }
+        let stages = self.stage_count();
+        let whole = cut.iter().all(|&blocks| blocks.fract() == 0.0);
+        if cut.len() != stages || !whole {
+            let expected = format!("{stages} whole numbers, the blocks of each stage");
+            let typed: Vec<String> = cut.iter().map(f64::to_string).collect();
+            return refused.value("parallel.cut", expected, format!("[{}]", typed.join(", ")));
         }
+        Ok(())
+    }
+
+    /// How micro-batches go through the stages.
+    fn check_schedule(&self, refused: Refused<'_>) -> Result<(), RecipeError> {
         let (kind, chunks) = self.schedule_of_pipeline();
         if kind == ScheduleKind::Interleaved {
             let (holders, n) = (self.stage_holders(), self.micro_batches());
             if !n.is_multiple_of(holders) {
-                let what = if stages > 1 { "workers" } else { "devices" };
+                let what = if self.parallel.pipeline.unwrap_or(1) > 1 { "workers" } else { "devices" };
                 let expected = format!("a multiple of {holders}, the {what}, under interleaved");
-                return refuse("parallel.micro_batches", expected, n.to_string());
+                return refused.value("parallel.micro_batches", expected, n);
             }
         } else if chunks > 1 {
-            return refuse("parallel.chunks", format!("1 under the schedule {kind}"), chunks.to_string());
+            return refused.value("parallel.chunks", format!("1 under the schedule {kind}"), chunks);
         }
         Ok(())
+    }
+
+    fn strategy(&self) -> &str {
+        self.parallel.strategy.as_deref().unwrap_or("ddp")
     }
 
     /// How many devices or workers hold the stages of a model.

@@ -110,7 +110,8 @@ fn words_become_parts() {
     assert_eq!(hpc.schedule(), Curve::Step { size: 1.0, gamma: 0.7 }.into());
     let recipe = set("mnist", &["train.loss=cross-entropy", "train.label_smoothing=0.1"]).unwrap();
     assert_eq!(recipe.loss(), Loss::CrossEntropy { label_smoothing: 0.1 });
-    let recipe = set("cifar10-resnet18", &["train.class_weights=[1, 0.5, 4]", "model.head=12"]).unwrap();
+    let whole = ["train.class_weights=[1, 0.5, 4]", "model.head=12", "data.mixup=0", "parallel.tensor=1"];
+    let recipe = set("cifar10-resnet18", &whole).unwrap();
     let Loss::WeightedCrossEntropy(WeightedCrossEntropy { weights, ignored: None, .. }) = recipe.loss()
     else {
         panic!("{:?}", recipe.loss())
@@ -392,7 +393,11 @@ fn images_that_cannot_be_made_are_refused_at_once() {
         (&["data.mixup=2"], &["data.mixup must be a number from 0 to 1, got: 2"]),
         (
             &["train.class_weights=[1, 2]", "data.mixup=0.2"],
-            &["data.mixup must be left out beside train.class_weights, got: 0.2"],
+            &["data.mixup must be 0.0 beside train.class_weights, got: 0.2"],
+        ),
+        (
+            &["train.class_weights=[1, 2]", "parallel.tensor=2"],
+            &["parallel.tensor must be 1 beside train.class_weights, got: 2"],
         ),
         (&["data.name=image-folder"], &["model.head must be the number of class folders", "got: nothing"]),
         (&["model.head=9"], &["model.head must be at least 10, the classes of cifar10, got: 9"]),
@@ -441,6 +446,12 @@ fn fields_that_a_program_has_changed_are_checked() {
         "mnist: train.seed must be a whole number of at most 9223372036854775807, got: 18446744073709551615"
     );
     recipe.train.seed = 1;
+    recipe.parallel.devices = Some(usize::MAX);
+    let error = recipe.check().unwrap_err().to_string();
+    assert!(error.starts_with("mnist: parallel.devices must be a whole number of at most"), "{error}");
+    let error = recipe.set(["train.epochs=3"]).unwrap_err().to_string();
+    assert!(error.contains("parallel.devices"), "{error}");
+    recipe.parallel.devices = None;
     recipe.model.name = "vgg".into();
     assert!(recipe.model().is_err());
 }

@@ -5,8 +5,7 @@ use super::{Extent, Finding, Open, apart, sheltered};
 use crate::error::Error;
 use crate::event::{Event, Observer};
 use crate::trainer::{Precision, Trainer};
-use crate::worker::{Worker, panics};
-use phalanx_comm::Group;
+use crate::worker::{Worker, on_threads};
 use phalanx_data::{Places, Silent, View, open};
 use phalanx_nn::Module;
 use phalanx_nn::models::MnistNet;
@@ -14,7 +13,6 @@ use phalanx_nn::optim::Sgd;
 use phalanx_parallel::pipeline::ScheduleKind;
 use phalanx_parallel::{Axis, DdpConfig, FsdpConfig, ModelParallelConfig, Plan, Sharded, StagesConfig};
 use std::sync::{Arc, Mutex};
-use std::thread;
 
 /// What losses may be off by: roundings of float32 in another order, growing from step to step.
 const TOLERANCE: f64 = 1e-4;
@@ -27,27 +25,7 @@ pub(super) fn on_ranks(
     open: Open<'_>,
     f: impl Fn(Worker) -> Result<(), Error> + Sync,
 ) -> Result<(), Error> {
-    let f = &f;
-    let run = |group: Group| {
-        let held = group.clone();
-        let result = open(n).and_then(|device| f(Worker::with_device(group, device)));
-        // A rank that fails leaves its group, so that the others don't wait for it.
-        if let Err(error) = &result {
-            held.abort(&error.to_string());
-        }
-        result
-    };
-    let results: Vec<Result<(), Error>> = thread::scope(|scope| {
-        let ranks: Vec<_> =
-            Group::threads(n).into_iter().map(|group| scope.spawn(move || run(group))).collect();
-        let joined = ranks.into_iter().enumerate();
-        joined
-            .map(|(rank, thread)| thread.join().unwrap_or_else(|panic| Err(panics::error(rank, &*panic))))
-            .collect()
-    });
-    let mut errors: Vec<Error> = results.into_iter().filter_map(Result::err).collect();
-    errors.sort_by_key(Error::is_consequence);
-    errors.into_iter().next().map_or(Ok(()), Err)
+    on_threads(n, |group| f(Worker::with_device(group, open(n)?)))
 }
 
 /// Notes the losses of a run.

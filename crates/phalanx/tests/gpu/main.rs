@@ -25,7 +25,7 @@ use phalanx::data::{Places, Silent, View, open};
 use phalanx::nn::optim::{Clip, Sgd};
 use phalanx::nn::{
     BatchNorm2d, Conv2d, Ctx, Dropout2d, Flatten, Linear, Loss, MaxPool2d, Module, Parameters, Sequential,
-    Visitor, Weights,
+    Visitor, WeightedCrossEntropy, Weights,
 };
 use phalanx::parallel::{BetweenGpus, Compress, Ddp, DdpConfig, Strategy};
 use phalanx::tensor::{DType, Device, GpuOptions, Tensor};
@@ -336,6 +336,30 @@ fn replayed_passes_have_the_bits_of_passes_that_are_made() {
     assert!(made.1 == replayed.1, "not the same bits");
     // The first pass is made, the second is recorded.
     assert_eq!((before, fake.calls("cuGraphLaunch")), (0, 5));
+    assert_eq!((fake.damage(), fake.count(Count::Graphs), fake.count(Count::Pieces)), (Vec::new(), 0, 0));
+}
+
+/// Weights of classes, and what is chosen by labels, are parts of a graph; so is what a program makes of outputs and targets.
+#[test]
+fn losses_that_are_made_of_other_operations_are_replayed() {
+    let Some(fake) = fake() else { return };
+    let weights = (1..=10).map(|class| 0.25 * class as f32).collect();
+    let weighted = WeightedCrossEntropy { label_smoothing: 0.1, weights, ignored: Some(3) };
+    let own = Loss::own(|output, labels| {
+        let (likeliest, _) = output.topk(2, 1);
+        let rows = output.log_softmax(1).gather(1, &labels.unsqueeze(1)).squeeze(1);
+        let sure = likeliest.narrow(1, 0, 1).gt(&likeliest.narrow(1, 1, 1)).squeeze(1);
+        sure.where_cond(&rows.neg(), &rows.square()).mean_all()
+    });
+    for (i, loss) in [Loss::WeightedCrossEntropy(weighted), own].into_iter().enumerate() {
+        let trainer = Trainer { steps: Some(7), loss, ..trainer() };
+        let before = fake.calls("cuGraphLaunch");
+        let made = run(&trainer, 1, &|_| gpu(&fake));
+        let replayed = run(&Trainer { graphs: true, ..trainer }, 1, &|_| gpu(&fake));
+        assert_eq!(made.0.losses, replayed.0.losses, "loss {i}");
+        assert!(made.1 == replayed.1, "loss {i}: not the same bits");
+        assert_eq!(fake.calls("cuGraphLaunch") - before, 5, "loss {i}");
+    }
     assert_eq!((fake.damage(), fake.count(Count::Graphs), fake.count(Count::Pieces)), (Vec::new(), 0, 0));
 }
 

@@ -4,9 +4,10 @@
 use crate::cpu::conv::Plan;
 use crate::dtype::DType;
 use crate::gpu::Engine;
-use crate::gpu::engine::{lock, succeeded};
+use crate::gpu::engine::succeeded;
 use crate::gpu::launch::{Arg, check_float, elements};
 use crate::gpu::{copy, elementwise, matmul, reduce};
+use crate::lock::lock;
 use crate::op::{Binary, Conv2dOptions};
 use crate::shape::Geometry;
 use crate::tensor::Tensor;

@@ -2,6 +2,7 @@
 
 use crate::gpu::conv;
 use crate::gpu::landing::Landing;
+use crate::lock::lock;
 use phalanx_cuda::cublaslt::{Alignment, CublasLt, Product, Products};
 use phalanx_cuda::{
     DeviceMemory, Driver, Error, Event, Gpu, GpuOptions, Nvrtc, Pinned, Priority, Proposals, Stream, Timing,
@@ -10,7 +11,7 @@ use phalanx_cuda::{
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 /// What matrix products may use: as much as the largest GPUs are said to want.
@@ -235,9 +236,4 @@ impl Engine {
 #[track_caller]
 pub(crate) fn succeeded<T>(result: Result<T, Error>) -> T {
     result.unwrap_or_else(|error| panic!("{error}"))
-}
-
-/// The locks guard whole values only, so a lock poisoned by a panic elsewhere is taken as it is.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -8,8 +8,9 @@
 use crate::account::Purpose;
 use crate::device::Device;
 use crate::gpu::Engine;
-use crate::gpu::engine::{lock, succeeded};
+use crate::gpu::engine::succeeded;
 use crate::gpu::transfer::{PIECE_BYTES, place};
+use crate::lock::lock;
 use crate::storage::Memory;
 use crate::tensor::Tensor;
 use phalanx_cuda::{Event, Timing};

@@ -2,9 +2,10 @@
 
 use crate::dtype::DType;
 use crate::gpu::Engine;
-use crate::gpu::engine::{lock, succeeded};
+use crate::gpu::engine::succeeded;
 use crate::gpu::launch::{Arg, check_float, elements};
 use crate::gpu::{elementwise, reduce};
+use crate::lock::lock;
 use crate::op::{Binary, Unary};
 use crate::shape::{Geometry, Shape};
 use crate::storage::Lent;

@@ -3,7 +3,8 @@
 
 use crate::dtype::{Element, bytes_of, bytes_of_mut};
 use crate::gpu::Engine;
-use crate::gpu::engine::{lock, succeeded};
+use crate::gpu::engine::succeeded;
+use crate::lock::lock;
 use crate::storage::Memory;
 use crate::tensor::Tensor;
 use phalanx_cuda::Pinned;

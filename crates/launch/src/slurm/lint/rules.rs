@@ -5,8 +5,7 @@ use super::{Line, Script, words};
 
 /// What a rule finds: the line, why, and what to write instead.
 type Found = Vec<(usize, String, String)>;
-/// A rule, which may ask whether a folder exists.
-type Rule = fn(&Script<'_>, &dyn Fn(&str) -> bool) -> Found;
+type Rule = fn(&Script<'_>) -> Found;
 
 pub(super) const RULES: &[(&str, Rule)] = &[
     ("shebang", shebang),
@@ -97,21 +96,21 @@ impl<'a> Script<'a> {
     }
 }
 
-fn shebang(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
+fn shebang(script: &Script<'_>) -> Found {
     match script.raw.first() {
         Some((_, first)) if first.starts_with("#!") => Vec::new(),
         _ => one(1, "sbatch refuses a script that doesn't begin with the shell that runs it", "#!/bin/bash"),
     }
 }
 
-fn line_ends(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
+fn line_ends(script: &Script<'_>) -> Found {
     let found = script.raw.iter().find(|(_, line)| line.contains('\r'));
     found.map_or(Vec::new(), |(line, text)| {
         one(*line, "sbatch refuses lines that end as on DOS (a carriage return)", text.replace('\r', ""))
     })
 }
 
-fn late_directive(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
+fn late_directive(script: &Script<'_>) -> Found {
     let late = script.directives.all.iter().filter(|directive| directive.is_late);
     late.map(|directive| {
         let why = "it stands behind the first command, so sbatch takes it for a comment";
@@ -120,7 +119,7 @@ fn late_directive(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
     .collect()
 }
 
-fn not_a_directive(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
+fn not_a_directive(script: &Script<'_>) -> Found {
     let of_script = script.raw.iter().filter(|(line, _)| !script.documents.contains(line));
     let found = of_script.filter_map(|(line, text)| Some((*line, meant(text)?)));
     found
@@ -136,7 +135,7 @@ fn meant(line: &str) -> Option<&str> {
     (is_meant && !line.starts_with("#SBATCH ")).then(|| rest.trim())
 }
 
-fn variable_in_directive(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
+fn variable_in_directive(script: &Script<'_>) -> Found {
     let found =
         script.directives.all.iter().filter(|directive| !directive.is_late && directive.text.contains('$'));
     found
@@ -152,7 +151,7 @@ fn variable_in_directive(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found
         .collect()
 }
 
-fn time(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
+fn time(script: &Script<'_>) -> Found {
     let Some((line, value)) = script.directives.get(&["--time", "-t"]) else { return Vec::new() };
     let parts_are_numbers =
         |text: &str| !text.is_empty() && text.split([':', '-']).all(|part| part.parse::<u32>().is_ok());
@@ -179,7 +178,7 @@ fn is_of_hours(number: u64) -> bool {
     matches!(number, 1..10 | 12 | 18 | 24 | 36 | 48 | 72 | 96)
 }
 
-fn memory(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
+fn memory(script: &Script<'_>) -> Found {
     let names = ["--mem", "--mem-per-cpu", "--mem-per-gpu"];
     let found = names.iter().filter_map(|name| Some((name, script.directives.number(&[*name])?)));
     let least = |name: &str| if name == "--mem-per-cpu" { 64 } else { 1024 };
@@ -189,12 +188,12 @@ fn memory(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
         .collect()
 }
 
-fn output_folder(script: &Script<'_>, exists: &dyn Fn(&str) -> bool) -> Found {
+fn output_folder(script: &Script<'_>) -> Found {
     let names: [&[&str]; 2] = [&["--output", "-o"], &["--error", "-e"]];
     let found = names.iter().filter_map(|names| script.directives.get(names));
     let missing = found.filter_map(|(line, path)| {
         let (folder, _) = path.rsplit_once('/')?;
-        (!folder.is_empty() && !folder.contains(['%', '$']) && !exists(folder))
+        (!folder.is_empty() && !folder.contains(['%', '$']) && !(script.folder_exists)(folder))
             .then(|| (line, folder.to_owned()))
     });
     missing
@@ -205,7 +204,7 @@ fn output_folder(script: &Script<'_>, exists: &dyn Fn(&str) -> bool) -> Found {
         .collect()
 }
 
-fn open_mode(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
+fn open_mode(script: &Script<'_>) -> Found {
     match (script.directives.get(&["--requeue"]), script.directives.get(&["--open-mode"])) {
         (Some((line, _)), None) => one(
             line,
@@ -216,7 +215,7 @@ fn open_mode(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
     }
 }
 
-fn tasks(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
+fn tasks(script: &Script<'_>) -> Found {
     let (nodes, per_node) = (script.directives.nodes(), script.tasks_per_node());
     // Without it there are as many nodes as the tasks need.
     if script.directives.get(&["--nodes", "-N"]).is_none() || script.directives.is_several_jobs() {
@@ -235,7 +234,7 @@ fn tasks(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
     }
 }
 
-fn cpus_per_task(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
+fn cpus_per_task(script: &Script<'_>) -> Found {
     let Some((_, cpus)) = script.directives.get(&["--cpus-per-task", "-c"]) else { return Vec::new() };
     let exported = script.lines.iter().any(|line| line.text.contains("SRUN_CPUS_PER_TASK"));
     if exported || cpus == "1" || script.directives.is_several_jobs() {
@@ -251,7 +250,7 @@ fn cpus_per_task(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
     .collect()
 }
 
-fn one_node(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
+fn one_node(script: &Script<'_>) -> Found {
     let nodes = script.directives.nodes();
     let starts_elsewhere = |line: &Line<'_>| LAUNCHERS.iter().any(|launcher| line.runs(launcher));
     // Ray hands what a program gives it to those that it was started on.
@@ -281,7 +280,7 @@ fn one_node(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
     .collect()
 }
 
-fn agent_tasks(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
+fn agent_tasks(script: &Script<'_>) -> Found {
     let job = script.tasks_per_node();
     let agents = script.steps().filter(|step| is_agent(step));
     agents
@@ -300,7 +299,7 @@ fn agent_tasks(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
         .collect()
 }
 
-fn agent_nodes(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
+fn agent_nodes(script: &Script<'_>) -> Found {
     let (nodes, asked) = (script.directives.nodes(), script.directives.get(&["--nodes", "-N"]));
     let agents = script.lines.iter().filter(|line| is_agent(line));
     agents
@@ -316,7 +315,7 @@ fn agent_nodes(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
         .collect()
 }
 
-fn workers(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
+fn workers(script: &Script<'_>) -> Found {
     let Some(gpus) = script.directives.gpus() else { return Vec::new() };
     let agents = script.lines.iter().filter(|line| is_agent(line));
     agents
@@ -329,7 +328,7 @@ fn workers(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
         .collect()
 }
 
-fn node_rank(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
+fn node_rank(script: &Script<'_>) -> Found {
     let found = script.steps().filter_map(|step| {
         let value = step.flag(&["--node-rank", "--machine-rank"])?;
         let is_early = ["$SLURM_NODEID", "$SLURM_PROCID", "${SLURM_NODEID}", "${SLURM_PROCID}"]
@@ -354,7 +353,7 @@ fn node_rank(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
     found.collect()
 }
 
-fn head_node(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
+fn head_node(script: &Script<'_>) -> Found {
     let right = |line: &Line<'_>| {
         let export = if line.text.trim_start().starts_with("export ") { "export " } else { "" };
         format!("{export}MASTER_ADDR=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)")
@@ -378,7 +377,7 @@ fn head_node(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
     found
 }
 
-fn port(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
+fn port(script: &Script<'_>) -> Found {
     let value = |line: &Line<'_>| {
         let (_, rest) = line.text.split_once("MASTER_PORT=")?;
         Some(rest.trim_matches(|c| "\"'".contains(c)).to_owned())
@@ -406,7 +405,7 @@ fn port(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
 }
 
 /// Torchrun's own, on several nodes of which none is told where the others are.
-fn agent_endpoint(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
+fn agent_endpoint(script: &Script<'_>) -> Found {
     let names = ["--rdzv-endpoint", "--master-addr", "--standalone"];
     let is_told = |line: &Line<'_>| {
         let of_environment = ["PET_RDZV_ENDPOINT", "PET_MASTER_ADDR"];
@@ -435,7 +434,7 @@ fn agent_endpoint(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
         .collect()
 }
 
-fn bad_exit(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
+fn bad_exit(script: &Script<'_>) -> Found {
     if script.tasks().is_none_or(|tasks| tasks < 2) {
         return Vec::new();
     }
@@ -457,7 +456,7 @@ fn bad_exit(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
         .collect()
 }
 
-fn no_kill(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
+fn no_kill(script: &Script<'_>) -> Found {
     let elastic = script
         .lines
         .iter()
@@ -474,7 +473,7 @@ fn no_kill(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
     found
 }
 
-fn signal(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
+fn signal(script: &Script<'_>) -> Found {
     let Some((at, value)) = script.directives.get(&["--signal"]) else { return Vec::new() };
     let name = value
         .trim_start_matches(['R', 'B', ':'])
@@ -522,7 +521,7 @@ fn signal(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
     }
 }
 
-fn requeue_array(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
+fn requeue_array(script: &Script<'_>) -> Found {
     if script.directives.get(&["--array", "-a"]).is_none() {
         return Vec::new();
     }
@@ -544,7 +543,7 @@ fn requeue_array(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
         .collect()
 }
 
-fn exit_code(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
+fn exit_code(script: &Script<'_>) -> Found {
     let Some(last) = script.lines.last().filter(|_| script.lines.iter().any(is_training)) else {
         return Vec::new();
     };
@@ -602,7 +601,7 @@ fn is_idle(words: &[String]) -> bool {
     program(words).is_some_and(|program| IDLE.contains(&program))
 }
 
-fn background(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
+fn background(script: &Script<'_>) -> Found {
     let waits = |line: &Line<'_>| line.commands().any(|command| program(&command.words) == Some("wait"));
     let Some(last) = script.lines.last().filter(|_| !script.lines.iter().any(waits)) else {
         return Vec::new();
@@ -617,7 +616,7 @@ fn background(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
     }
 }
 
-fn visible_devices(script: &Script<'_>, _: &dyn Fn(&str) -> bool) -> Found {
+fn visible_devices(script: &Script<'_>) -> Found {
     if script.directives.gpus().is_none() {
         return Vec::new();
     }
