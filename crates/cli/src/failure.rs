@@ -56,13 +56,15 @@ pub(crate) fn conclude(outcome: &Outcome, run_dir: &Path, logs: &Path) -> u8 {
         let all = setbacks.iter().chain(&outcome.failure);
         all.for_each(|failure| say(format_args!("  {}: {}", failure.folder, why(failure))));
     }
-    use EndReason::{CutOff, Deposed, NoCoordinator, TooFewNodes};
-    if matches!(reason, TooFewNodes { .. } | NoCoordinator(_) | CutOff { .. } | Deposed) {
+    use EndReason::{CutOff, Deposed, ForGood, NoCoordinator, NodesLost, RestartsUsed, TooFewNodes};
+    let is_of_nodes =
+        matches!(reason, TooFewNodes { .. } | NodesLost { .. } | NoCoordinator(_) | CutOff { .. } | Deposed);
+    if is_of_nodes && outcome.failure.is_none() {
         say(format_args!("error: {reason}"));
     }
     if let Some(failure) = &outcome.failure {
         blame(failure);
-        if matches!(reason, EndReason::RestartsUsed { .. } | EndReason::ForGood) {
+        if matches!(reason, RestartsUsed { .. } | ForGood | NodesLost { .. }) {
             say(format_args!("  not started again: {reason}"));
         }
         say(format_args!("  logs: {}", logs.join("logs").display()));

@@ -21,7 +21,7 @@ use crate::say::say;
 use anyhow::Result;
 use devices::Bound;
 use flags::{Idle, Times};
-use phalanx_job::{names, wants_tls};
+use phalanx_job::{DRAINED, names, wants_tls};
 use phalanx_launch::{Console, HangLimits, LaunchSpec, LocalRank, LogTimes, MAX_GRACE, Numa, Prefix};
 use program::Program;
 use signal_hook::consts::SIGUSR1;
@@ -42,7 +42,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8> {
     let (logs, most) = (spec.log_dir.clone().unwrap_or(spec.run_dir.clone()), spec.max_restarts);
     let outcome = phalanx_launch::run(&spec, move |report| failure::tell(&report, most))?;
     let code = failure::conclude(&outcome, &spec.run_dir, &logs);
-    Ok(keep(code, args.exit_code_to.as_deref().filter(|_| outcome.reason.is_of_the_run())))
+    // Who was parted from the others may know that all end, and leaves it to them to say how, where they do.
+    let is_told = |file: &&Path| outcome.reason.is_of_the_run() || code == DRAINED && !file.exists();
+    Ok(keep(code, args.exit_code_to.as_deref().filter(is_told)))
 }
 
 /// Gives the exit code on, and to whoever reads it in this file.
@@ -57,13 +59,17 @@ fn keep(code: u8, file: Option<&Path>) -> u8 {
 
 /// What is to be started.
 fn spec(args: &RunArgs) -> Result<LaunchSpec> {
-    let args = &slurm::placed(args, |name| std::env::var(name).ok())?;
+    let (as_typed, get) = (args, |name: &str| std::env::var(name).ok());
+    let args = &slurm::placed(as_typed, get)?;
     refuse_what_is_not_here(&args.idle)?;
     let typed = match args.program.as_slice() {
         [first, rest @ ..] if first == "--" => rest,
         all => all,
     };
-    let (master, nodes) = nodes::meeting(args, typed)?;
+    let (master, mut nodes) = nodes::meeting(args, typed)?;
+    if let Some(nodes) = &mut nodes {
+        nodes.patience.anew = slurm::anew(as_typed, nodes, get);
+    }
     let gpus = Gpus::of_this_machine();
     let workers = devices::worker_count(&args.nproc_per_node, phalanx::cores(), &gpus)?;
     let shown = shown::shown(

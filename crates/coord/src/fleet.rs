@@ -15,7 +15,7 @@
 //! ranks they have among themselves then is not decided here.
 //!
 //! A failed worker costs a restart, and so do several that are lost at once. So does a lost node if fewer than the least number are left, and then others are waited
-//! for; otherwise the run goes on with those that there are. Who comes or leaves costs nothing, and where fewer than the least
+//! for, briefly where none come that weren't there before; otherwise the run goes on with those that there are. Who comes or leaves costs nothing, and where fewer than the least
 //! number are left then, they wait for others, too.
 
 mod admit;
@@ -61,6 +61,9 @@ pub struct Patience {
     pub join: Duration,
     /// For a sign of life from a node.
     pub silence: Duration,
+    /// For the least number once the run has begun, where only those can come that were there before, as after a standstill; none where
+    /// others may come, which are waited for as at first.
+    pub anew: Option<Duration>,
 }
 
 impl Patience {
@@ -69,12 +72,13 @@ impl Patience {
 }
 
 impl Default for Patience {
-    /// 3 seconds, 10 minutes, 2 seconds.
+    /// 3 seconds, 10 minutes, 2 seconds; others may come at any time.
     fn default() -> Patience {
         Patience {
             last_call: Duration::from_secs(3),
             join: Duration::from_secs(600),
             silence: Duration::from_secs(2),
+            anew: None,
         }
     }
 }
@@ -233,7 +237,7 @@ impl Fleet {
         let silent = self.members.values().map(|member| member.heard + self.patience.silence).min();
         let gathered = match &self.phase {
             Phase::Gathering(Gathering { last_call: Some(at), .. }) => Some(*at),
-            Phase::Gathering(Gathering { since, .. }) => Some(*since + self.patience.join),
+            Phase::Gathering(Gathering { since, .. }) => Some(*since + self.join_limit()),
             _ => None,
         };
         if self.is_over() { None } else { silent.into_iter().chain(gathered).min() }

@@ -310,6 +310,11 @@ impl Setback {
         matches!(&self.what, Mishap::Worker(failure) if failure.for_good)
     }
 
+    /// Whether a node was lost.
+    pub fn is_of_a_node(&self) -> bool {
+        matches!(self.what, Mishap::Lost(_))
+    }
+
     /// Whether workers couldn't go on without what was lost with another before.
     pub fn is_of_a_lost_part(&self) -> bool {
         matches!(&self.what, Mishap::Worker(failure) if failure.part_lost)
@@ -353,6 +358,13 @@ pub enum EndWhy {
     },
     /// Something went wrong, and no restart is left.
     Failed(Setback),
+    /// Too few nodes are left, and no others come: the run can go on where it is started again.
+    NodesLost {
+        /// How many are left.
+        here: u32,
+        /// How one was lost, where they haven't all left by themselves.
+        lost: Option<Setback>,
+    },
     /// The nodes that were left were less than half, and the others may go on without them.
     CutOff {
         /// How many were left.
@@ -372,11 +384,11 @@ pub enum EndWhy {
 }
 
 impl End {
-    /// For the shell: 0, 1, or 128 and the number of the signal.
+    /// For the shell: 0, 1, 75 if it is to be started again, or 128 and the number of the signal.
     pub fn exit_code(&self) -> i32 {
         match self.why {
             EndWhy::Done => 0,
-            EndWhy::Drained => DRAINED.into(),
+            EndWhy::Drained | EndWhy::NodesLost { .. } => DRAINED.into(),
             EndWhy::Asked { signal } => 128 + signal,
             EndWhy::Failed(_) | EndWhy::TooFew { .. } | EndWhy::CutOff { .. } | EndWhy::Deposed => 1,
         }

@@ -20,8 +20,8 @@ use crate::worker::Ties;
 use meet::{Met, Place, meet};
 use phalanx_coord::Coordinator;
 use phalanx_job::{
-    AGENT_BEAT, AgentLink, Claim, End, Error, FromAgent, Node, Seat, Standing, Terms, ToAgent, Whereabouts,
-    WorkerFailure, clock_ms, host_name,
+    AGENT_BEAT, AgentLink, Claim, DRAINED, End, Error, FromAgent, Node, Seat, Standing, Terms, ToAgent,
+    Whereabouts, WorkerFailure, clock_ms, host_name,
 };
 use phalanx_wire::{Generation, Pass, Rank};
 pub(crate) use search::Found;
@@ -177,10 +177,16 @@ pub(crate) fn run(mut crew: Crew<'_>, nodes: &Nodes) -> Result<Outcome, LaunchEr
         coordinator.see_agents_off(FAREWELL);
     }
     let max_restarts = agent.terms.max_restarts;
-    Ok(match over? {
+    let is_lost_to_all = agent.has_played && nodes.need_each_other();
+    let outcome = match over? {
+        Over::Left(signal) => return Ok(told::outcome(agent.crew, 128 + signal, EndReason::Left)),
         Over::Ended(end) => told::ended(agent.crew, end, max_restarts),
-        Over::Left(signal) => told::outcome(agent.crew, 128 + signal, EndReason::Left),
         Over::Alone(error) => told::outcome(agent.crew, 1, EndReason::NoCoordinator(error.to_string())),
+    };
+    Ok(match is_lost_to_all && !outcome.reason.is_of_the_run() {
+        // Those that this node was parted from have too few nodes as well, and end in the same way.
+        true => Outcome { exit_code: DRAINED.into(), ..outcome },
+        false => outcome,
     })
 }
 

@@ -27,3 +27,10 @@ pub struct Nodes {
     /// Whether it doesn't matter that the clocks of nodes differ.
     pub unchecked: bool,
 }
+
+impl Nodes {
+    /// Whether the run is over for all of them once one is lost for good: none can be missed, and no others come.
+    pub(crate) fn need_each_other(&self) -> bool {
+        self.least == self.most && self.patience.anew.is_some()
+    }
+}

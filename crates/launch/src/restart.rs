@@ -1,7 +1,7 @@
 //! Whether workers are started again: pure functions of how one, or all of them, have ended.
 
 use phalanx_coord::Restarts;
-use phalanx_job::Cause;
+use phalanx_job::{Cause, DRAINED};
 use std::fmt;
 
 /// A worker has failed while others run.
@@ -82,6 +82,11 @@ pub enum EndReason {
         /// How long they waited for others, in seconds.
         seconds: u64,
     },
+    /// Too few nodes are left, and no others come: the run can go on where it is started again.
+    NodesLost {
+        /// How many are left.
+        here: u32,
+    },
     /// Less than half of the nodes were left, and the others may go on without them.
     CutOff {
         /// How many were left.
@@ -117,6 +122,10 @@ impl fmt::Display for EndReason {
                     f,
                     "too few nodes: {here}, after {seconds} s\nhint: start `phalanx run` on the others with the same --nnodes and --rdzv-endpoint, or let --nnodes MIN:MAX begin with fewer"
                 )
+            }
+            EndReason::NodesLost { here } => {
+                let left = format!("too few nodes are left, {here}, and Slurm starts no others in this step");
+                write!(f, "{left}: the run goes on where the job is started again (exit code {DRAINED})")
             }
             EndReason::CutOff { here, silent } => {
                 let all = here + silent;

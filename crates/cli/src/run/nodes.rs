@@ -160,6 +160,7 @@ fn patience(conf: &[(&str, &str)]) -> Result<Patience, WrongUsage> {
         silence,
         join: seconds("join_timeout")?.unwrap_or(usual.join),
         last_call: seconds("last_call_timeout")?.unwrap_or(usual.last_call),
+        ..usual
     })
 }
 

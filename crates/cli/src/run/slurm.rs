@@ -5,8 +5,13 @@ use super::nodes::nodes;
 use crate::args::WrongUsage;
 use phalanx_job::port_of;
 use phalanx_job::slurm::{AgentPlace, node_address, trouble};
+use phalanx_launch::Nodes;
 use std::net::ToSocketAddrs;
 use std::path::Path;
+use std::time::Duration;
+
+/// Long enough for a standstill of seconds, and short beside the minute that `srun --wait=60` gives the others of a task that has ended.
+const ANEW: Duration = Duration::from_secs(15);
 
 /// The flags with what Slurm says in the place of those that are missing. Whoever says where nodes meet is asked for all of it, but for
 /// their number.
@@ -54,6 +59,15 @@ pub(super) fn placed(args: &RunArgs, get: impl Fn(&str) -> Option<String>) -> Re
     args.rdzv_id.get_or_insert_with(|| place.run_id.clone());
     args.rdzv_endpoint = Some(format!("{}:{}", address(&place.first_node), port_of(&place.run_id)));
     Ok(args)
+}
+
+/// How long a node that was lost may take to come anew after a standstill, where none can come that isn't one of a step: Slurm starts no
+/// task again that has ended.
+pub(super) fn anew(typed: &RunArgs, nodes: &Nodes, get: impl Fn(&str) -> Option<String>) -> Option<Duration> {
+    let step = place(&get).ok().flatten()?;
+    let is_at_its_own = typed.rdzv_endpoint.is_none() && typed.master_addr.is_none();
+    let has_all = is_at_its_own || step.nodes >= nodes.most as usize;
+    has_all.then(|| nodes.patience.join.min(ANEW))
 }
 
 /// The place of this process among the nodes of its step.

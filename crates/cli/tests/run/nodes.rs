@@ -359,6 +359,69 @@ fn a_run_that_needs_the_node_that_was_killed_ends_and_says_so() {
     );
 }
 
+/// Two agents with a worker each, as the tasks of a step of Slurm.
+fn tasks_of_a_step(site: &Site, script: &str) -> [Agent; 2] {
+    site.two_of(|name| {
+        let mut command = site.command(name, &[]);
+        let set = [
+            ("SLURM_STEP_NUM_TASKS", "2"),
+            ("SLURM_STEP_NUM_NODES", "2"),
+            ("SLURM_STEP_NODELIST", "n[1-2]"),
+            ("SLURM_NODEID", if name == "a" { "0" } else { "1" }),
+            ("SLURM_JOB_ID", "7"),
+            ("SLURM_STEP_ID", "0"),
+        ];
+        command.envs(set).args(["--", "sh", "-c", script]);
+        Agent::of(command)
+    })
+}
+
+#[test]
+fn a_run_that_needs_a_node_that_slurm_does_not_start_again_asks_to_be_started_later() {
+    let flags =
+        ["--nnodes", "2", "--max-restarts", "3", "--rdzv-conf", "join_timeout=3", "--exit-code-to", "code"];
+    let script = "echo $RANK; exec sleep 60";
+    // The first is the one that hosts the coordinator: the other leads the run then, to its end.
+    for lost in [0, 1] {
+        let site = Site::new(&flags);
+        let [mut a, mut b] = tasks_of_a_step(&site, script);
+        assert_eq!([a.line(), b.line()], ["0", "1"]);
+        let (mut gone, left, name) = if lost == 0 { (a, b, "b") } else { (b, a, "a") };
+        let start = Instant::now();
+        crash(&mut gone);
+        let (code, _, said) = left.end();
+        assert!(
+            code == 75 && start.elapsed() < Duration::from_secs(10),
+            "{code}, {:?}: {said}",
+            start.elapsed()
+        );
+        assert!(
+            said.contains(&format!("error: node {lost} (")) && said.contains(" was lost: its agent"),
+            "{said}"
+        );
+        assert!(said.contains("not started again: too few nodes are left, 1"), "{said}");
+        assert!(!said.contains("restarts: "), "there was none: {said}");
+        assert_eq!(site.exit_code(name).unwrap(), "75\n");
+    }
+}
+
+#[test]
+fn who_is_parted_from_the_node_of_the_coordinator_in_a_step_of_slurm_knows_that_all_end() {
+    // Whoever has heard how the run ended has said so before.
+    for (known, want) in [(None, "75\n"), (Some("0\n"), "0\n")] {
+        let site = Site::new(&["--nnodes", "2", "--max-restarts", "3", "--exit-code-to", "code"]);
+        let [mut a, mut b] = tasks_of_a_step(&site, "echo $RANK; exec sleep 60");
+        assert_eq!([a.line(), b.line()], ["0", "1"]);
+        if let Some(code) = known {
+            fs::write(site.folder("b").join("code"), code).unwrap();
+        }
+        a.signal("-STOP");
+        let (code, _, said) = b.end();
+        assert!(code == 75 && said.contains("0 may be alive and go on without them"), "{code}: {said}");
+        assert_eq!(site.exit_code("b").unwrap(), want);
+    }
+}
+
 #[test]
 fn the_run_goes_on_without_the_node_of_the_coordinator_if_enough_are_left() {
     let site = Site::new(&["--nnodes", "1:2", "--shutdown-timeout", "0.5"]);

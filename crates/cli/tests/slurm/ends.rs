@@ -3,9 +3,11 @@
 use super::cluster::Cluster;
 use super::user::text;
 use super::{PHALANX, told_steps, until};
+use nix::sys::signal::Signal;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// A run that never comes to its end by itself, submitted from a folder and followed.
 struct Submitted<'a> {
@@ -51,6 +53,27 @@ impl<'a> Submitted<'a> {
             job.last() > 20
         });
         self.last()
+    }
+
+    /// Sends a signal to the agent of a node and to its workers, all at once.
+    fn signal_node(&self, node: &str, signal: Signal) {
+        let wanted = [
+            format!("SLURMD_NODENAME={node}"),
+            format!("XDG_CONFIG_HOME={}", self.folder.path().join("config").display()),
+        ];
+        let is_of_node = |pid: &i32| {
+            let set = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            // The script and srun are on the first node as well.
+            fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == Path::new(PHALANX))
+                && wanted.iter().all(|want| set.split(|&byte| byte == 0).any(|set| set == want.as_bytes()))
+        };
+        let names = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().file_name());
+        let pids = names.filter_map(|name| name.to_str()?.parse().ok());
+        let there: Vec<i32> = pids.filter(is_of_node).collect();
+        assert!(there.len() >= 2, "an agent and a worker: {there:?}");
+        for pid in there {
+            let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal);
+        }
     }
 
     /// Waits until the run goes on from a checkpoint, without having lost or repeated a step, and ends it.
@@ -123,22 +146,7 @@ fn an_elastic_job_goes_on_without_a_node_that_is_lost() {
     let Some(cluster) = Cluster::start(2) else { return };
     let job = Submitted::new(&cluster, &["--elastic", "1:2"], &[]);
     job.begins();
-    // The node ends at once, as one whose power is cut: nothing on it says anything any more.
-    let is_of_node = |variables: &[u8]| {
-        let mut variables = variables.split(|&byte| byte == 0);
-        let own = format!("XDG_CONFIG_HOME={}", job.folder.path().join("config").display());
-        variables.clone().any(|v| v == b"SLURMD_NODENAME=n2") && variables.any(|v| v == own.as_bytes())
-    };
-    let pids =
-        fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().into_string().ok());
-    let pids: Vec<i32> = pids.filter_map(|name| name.parse().ok()).collect();
-    let on_node =
-        pids.iter().filter(|pid| is_of_node(&fs::read(format!("/proc/{pid}/environ")).unwrap_or_default()));
-    let killed: Vec<i32> = on_node.copied().collect();
-    assert!(killed.len() >= 2, "an agent and a worker: {killed:?}");
-    for pid in killed {
-        let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL);
-    }
+    job.signal_node("n2", Signal::SIGKILL);
     let lost = job.last();
     job.until("the run doesn't go on with one node", |job| {
         job.events().lines().any(|line| line.contains("\"members\"") && line.contains("\"world_size\":1"))
@@ -148,6 +156,26 @@ fn an_elastic_job_goes_on_without_a_node_that_is_lost() {
     cluster.run("scancel", &["--signal=USR1", cluster.run("squeue", &["-h", "-o", "%A"]).trim()]);
     let asked = job.last();
     job.goes_on(asked);
+}
+
+/// In a step nobody starts another agent in its place, so nobody waits for one.
+#[test]
+fn a_job_of_a_fixed_size_that_loses_a_node_is_requeued_and_goes_on() {
+    let Some(cluster) = Cluster::start(2) else { return };
+    for node in ["n2", "n1"] {
+        let job = Submitted::new(&cluster, &["--nodes", "2"], &[]);
+        job.begins();
+        job.signal_node(node, Signal::SIGKILL);
+        let (lost, since) = (job.last(), Instant::now());
+        job.until("the run doesn't end", |job| job.output().contains("not started again: "));
+        assert!(since.elapsed() < Duration::from_secs(20), "after {:.0?}: {}", since.elapsed(), job.output());
+        let said = job.output();
+        assert!(
+            said.contains(&format!("error: node {} ({node}) was lost: ", u8::from(node == "n2"))),
+            "{said}"
+        );
+        job.goes_on(lost);
+    }
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! What comes between two generations: whether there is another, who is waited for, and its beginning.
 
-use super::{Fleet, Gathering, Order, Patience, Phase, Wait, blame, seats};
+use super::{Fleet, Gathering, Order, Phase, Wait, blame, seats};
 use phalanx_job::{EndWhy, Setback, Stage, StopWhy, Terms};
+use phalanx_wire::Generation;
 use seats::Seated;
 use std::collections::BTreeSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 impl Fleet {
     /// All workers of a generation that was stopped have ended.
@@ -47,7 +48,11 @@ impl Fleet {
         if let Some(cause) = cause {
             let restarts = self.restarts.anew(cause.is_of_a_lost_part());
             if cause.is_for_good() || restarts.count > self.terms.max_restarts as usize {
-                self.end(EndWhy::Failed(cause), todo);
+                let why = match self.patience.anew {
+                    Some(_) if cause.is_of_a_node() => self.nodes_lost(Some(cause)),
+                    _ => EndWhy::Failed(cause),
+                };
+                self.end(why, todo);
             } else {
                 self.restarts = restarts;
                 self.setbacks.push(cause);
@@ -61,18 +66,24 @@ impl Fleet {
     /// Begins a generation, or ends the run, if it is time.
     pub(super) fn gather(&mut self, now: Instant, todo: &mut Vec<Order>) {
         let (here, least, most) = (self.members.len(), self.least(), self.terms.most as usize);
-        let Patience { last_call, join, .. } = self.patience;
+        let (last_call, limit) = (self.patience.last_call, self.join_limit());
         let Phase::Gathering(gathering) = &mut self.phase else { return };
         if here < least {
             if gathering.last_call.take().is_some() {
                 gathering.since = now;
             }
             let waited = now.saturating_duration_since(gathering.since);
-            if waited >= join {
-                let here = here as u32;
-                self.end(EndWhy::TooFew { here, seconds: waited.as_secs() }, todo);
+            if waited < limit {
+                return;
             }
-            return;
+            let why = match self.waits_for_known() {
+                true => {
+                    let lost = self.take_back_loss();
+                    self.nodes_lost(lost)
+                }
+                false => EndWhy::TooFew { here: here as u32, seconds: waited.as_secs() },
+            };
+            return self.end(why, todo);
         }
         let until = *gathering.last_call.get_or_insert(now + last_call);
         if here == most || now >= until {
@@ -112,10 +123,34 @@ impl Fleet {
             return;
         }
         let left = match here.len() {
-            n if n < self.least() => (gathering.since + self.patience.join).saturating_duration_since(now),
+            n if n < self.least() => (gathering.since + self.join_limit()).saturating_duration_since(now),
             _ => gathering.last_call.map_or(self.patience.last_call, |at| at.saturating_duration_since(now)),
         };
         todo.push(Order::Wait(Wait { here, least, most, left }));
+    }
+
+    /// How long the least number is waited for.
+    pub(super) fn join_limit(&self) -> Duration {
+        self.patience.anew.filter(|_| self.waits_for_known()).unwrap_or(self.patience.join)
+    }
+
+    /// Whether only nodes can come that were there before.
+    fn waits_for_known(&self) -> bool {
+        self.patience.anew.is_some() && self.generation > Generation(0)
+    }
+
+    /// The loss of a node for which all were to begin again, if that was the last: they don't.
+    fn take_back_loss(&mut self) -> Option<Setback> {
+        let generation = self.generation;
+        let is_last =
+            |setback: &mut Setback| setback.is_of_a_node() && setback.generation.0 + 1 == generation.0;
+        let loss = self.setbacks.pop_if(is_last);
+        self.restarts.count -= usize::from(loss.is_some());
+        loss
+    }
+
+    fn nodes_lost(&self, lost: Option<Setback>) -> EndWhy {
+        EndWhy::NodesLost { here: self.members.len() as u32, lost }
     }
 
     pub(super) fn least(&self) -> usize {

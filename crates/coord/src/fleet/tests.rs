@@ -9,10 +9,12 @@ use phalanx_wire::Rank;
 const LAST_CALL: u64 = 3000;
 const JOIN: u64 = 60_000;
 const SILENCE: u64 = 2000;
+const ANEW: u64 = 15_000;
 const PATIENCE: Patience = Patience {
     last_call: Duration::from_millis(LAST_CALL),
     join: Duration::from_millis(JOIN),
     silence: Duration::from_millis(SILENCE),
+    anew: None,
 };
 
 fn terms(least: u32, most: u32, max_restarts: u32) -> Terms {
@@ -323,6 +325,57 @@ fn too_few_nodes_after_a_loss_are_a_failure() {
     assert_eq!(begun(&play.come(3, 1), 1), [(1, 0, 0), (3, 1, 1)]);
     play.gone(3);
     assert!(matches!(end(&play.ended(1, 1, None)), EndWhy::Failed(_)));
+}
+
+/// A run under way of two nodes that both are needed, where no others come.
+fn of_two(max_restarts: u32) -> Play {
+    let mut play = Play::new(2, 2, max_restarts);
+    play.fleet.patience.anew = Some(Duration::from_millis(ANEW));
+    play.come(1, 1);
+    begun(&play.come(2, 1), 0);
+    play
+}
+
+#[test]
+fn a_lost_node_in_whose_place_none_comes_is_waited_for_briefly_and_the_run_is_to_go_on_later() {
+    let wait = |orders: &[Order]| match orders.last() {
+        Some(Order::Wait(wait)) => wait.to_string(),
+        _ => panic!("nobody is waited for: {orders:?}"),
+    };
+    let mut play = of_two(3);
+    play.gone(2);
+    assert_eq!(wait(&play.ended(1, 0, None)), "nodes here: 1 of 2 (n1); giving up in 15 s");
+    // One that only stood still is there again by then, for a restart.
+    play.pass(ANEW - 1000);
+    assert_eq!(begun(&play.come(3, 1), 1), [(1, 0, 0), (3, 1, 1)]);
+    play.gone(3);
+    wait(&play.ended(1, 1, None));
+    let orders = play.pass(ANEW);
+    let Some(Order::End(nodes, over)) = orders.last() else { panic!("{orders:?}") };
+    assert_eq!((nodes.as_slice(), over.exit_code()), ([NodeId(1)].as_slice(), 75));
+    let EndWhy::NodesLost { here: 1, lost: Some(lost) } = &over.why else { panic!("{:?}", over.why) };
+    assert_eq!((lost.host.as_str(), lost.generation, lost.is_of_a_node()), ("n3", Generation(1), true));
+    // The loss that was got over is told beside it, and counted alone.
+    assert_eq!((over.restarts, over.setbacks.len(), over.setbacks[0].host.as_str()), (1, 1, "n2"));
+}
+
+#[test]
+fn who_would_be_waited_for_in_vain_is_not_waited_for() {
+    // No restart is left for one that would come.
+    let mut play = of_two(0);
+    play.gone(2);
+    assert!(matches!(end(&play.ended(1, 0, None)), EndWhy::NodesLost { here: 1, lost: Some(_) }));
+    // A worker that fails by itself fails again.
+    let mut play = of_two(0);
+    play.failed(2, 0, 1);
+    play.ended(2, 0, Some(failure(1)));
+    assert!(matches!(end(&play.ended(1, 0, None)), EndWhy::Failed(_)));
+    // Those that come at first may take their time.
+    let mut play = Play::new(2, 2, 0);
+    play.fleet.patience.anew = Some(Duration::from_millis(ANEW));
+    play.come(1, 1);
+    assert_eq!(play.pass(JOIN - 200), []);
+    assert_eq!(end(&play.pass(200)), EndWhy::TooFew { here: 1, seconds: 60 });
 }
 
 #[test]

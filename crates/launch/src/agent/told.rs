@@ -14,6 +14,7 @@ pub(super) fn ended(crew: Crew<'_>, end: End, max_restarts: u32) -> Outcome {
     let (reason, failure) = match end.why {
         EndWhy::Drained => (EndReason::Drained, None),
         EndWhy::Done => (EndReason::Done, None),
+        EndWhy::NodesLost { here, lost } => (EndReason::NodesLost { here }, lost.map(failure)),
         EndWhy::Asked { .. } => (EndReason::Asked, None),
         EndWhy::CutOff { here, silent } => (EndReason::CutOff { here, silent }, None),
         EndWhy::Deposed => (EndReason::Deposed, None),

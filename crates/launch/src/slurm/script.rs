@@ -122,15 +122,11 @@ pub fn script(job: &Submission) -> String {
     line(
         "# Nodes find each other by what Slurm tells each task: no addresses, ports or ranks are needed here.",
     );
-    if job.is_elastic() {
-        line("rm -f \"$out/exit-code\"");
-    }
+    line("rm -f \"$out/exit-code\"");
     srun(job).iter().for_each(|part| line(part));
     line("code=$?");
-    if job.is_elastic() {
-        line("# An agent that was lost on the way has its part in that code, and none in how the run ended.");
-        line("[ ! -s \"$out/exit-code\" ] || code=$(cat \"$out/exit-code\")");
-    }
+    line("# An agent that was lost on the way has its part in that code, and none in how the run ended.");
+    line("[ ! -s \"$out/exit-code\" ] || code=$(cat \"$out/exit-code\")");
     line("");
     line("# A controller that is just being restarted takes no requests.");
     line("requeue() {");
@@ -140,7 +136,7 @@ pub fn script(job: &Submission) -> String {
     line("}");
     line("");
     line(&format!(
-        "# {DRAINED}: the time was nearly up, or the machine is wanted back; the run goes on where it has stopped."
+        "# {DRAINED}: the time was nearly up, the machine is wanted back, or a node was lost; the run goes on where it has stopped."
     ));
     line(&format!(
         "if [ $code = {DRAINED} ] && [ \"${{SLURM_RESTART_COUNT:-0}}\" -lt {MOST_REQUEUES} ]; then"
@@ -211,13 +207,10 @@ fn srun(job: &Submission) -> Vec<String> {
     } else {
         " --kill-on-bad-exit=0 --wait=60"
     });
-    let (nodes, code) = match job.is_elastic() {
-        true => (format!(" --nnodes={least}:{most}"), " --exit-code-to \"$out/exit-code\""),
-        false => (String::new(), ""),
-    };
+    let nodes = if job.is_elastic() { format!(" --nnodes={least}:{most}") } else { String::new() };
     let phalanx = quoted(&job.phalanx);
     let agent = format!(
-        "{phalanx} run{nodes} --nproc-per-node={} --max-restarts={} --out=\"$out\"{code} --",
+        "{phalanx} run{nodes} --nproc-per-node={} --max-restarts={} --out=\"$out\" --exit-code-to=\"$out/exit-code\" --",
         job.workers, job.max_restarts
     );
     let (command, typed) = match &job.work {
@@ -289,17 +282,20 @@ job=$SLURM_JOB_ID
 out=runs/mnist-$job
 
 # Nodes find each other by what Slurm tells each task: no addresses, ports or ranks are needed here.
+rm -f "$out/exit-code"
 srun --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 --wait=60 \
-    /opt/phalanx run --nproc-per-node=8 --max-restarts=3 --out="$out" -- \
+    /opt/phalanx run --nproc-per-node=8 --max-restarts=3 --out="$out" --exit-code-to="$out/exit-code" -- \
     /opt/phalanx train mnist --epochs 9 --resume --out="$out"
 code=$?
+# An agent that was lost on the way has its part in that code, and none in how the run ended.
+[ ! -s "$out/exit-code" ] || code=$(cat "$out/exit-code")
 
 # A controller that is just being restarted takes no requests.
 requeue() {
     for try in {1..24}; do scontrol requeue "$job" && return; sleep 5; done
 }
 
-# 75: the time was nearly up, or the machine is wanted back; the run goes on where it has stopped.
+# 75: the time was nearly up, the machine is wanted back, or a node was lost; the run goes on where it has stopped.
 if [ $code = 75 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 100 ]; then
     requeue
 fi
@@ -339,7 +335,7 @@ exit $code
             r"out='it'\''s here'/$SLURM_ARRAY_TASK_ID",
             "srun --ntasks-per-node=1 --cpus-per-task=$SLURM_CPUS_PER_TASK --no-kill --kill-on-bad-exit=0 \\\n",
             "run --nnodes=1:4 --nproc-per-node=8",
-            "--out=\"$out\" --exit-code-to \"$out/exit-code\" -- ",
+            "--out=\"$out\" --exit-code-to=\"$out/exit-code\" -- ",
             "--seed \"$SLURM_ARRAY_TASK_ID\"",
         ];
         parts.iter().for_each(|part| assert!(text.contains(part), "{part} is missing:\n{text}"));
@@ -348,7 +344,7 @@ exit $code
             .for_each(|part| assert!(!text.contains(part), "{part} is in:\n{text}"));
         let program = Submission { work: Work::Program(vec!["./train".into(), "a b".into()]), ..job() };
         let text = script(&program);
-        assert!(text.contains("--out=\"$out\" -- \\\n    ./train 'a b'\n"), "{text}");
+        assert!(text.contains("--exit-code-to=\"$out/exit-code\" -- \\\n    ./train 'a b'\n"), "{text}");
         assert!(!text.contains("--signal"), "a program that doesn't know it would die of it:\n{text}");
     }
 

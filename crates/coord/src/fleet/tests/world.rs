@@ -341,7 +341,7 @@ impl World {
         let silent: Vec<u64> =
             self.here.iter().copied().filter(|id| !self.play.beating.contains(&NodeId(*id))).collect();
         silent.into_iter().for_each(|id| self.forget(id));
-        let (fleet, mut orders) = call.lead(self.play.terms.clone(), PATIENCE, now, 0);
+        let (fleet, mut orders) = call.lead(self.play.terms.clone(), self.play.fleet.patience, now, 0);
         let before = std::mem::replace(&mut self.play.fleet, fleet);
         for id in self.here.clone() {
             let Some(member) = before.members.get(&NodeId(id)) else {
@@ -386,9 +386,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
     #[test]
     fn whatever_happens_there_is_one_generation_at_a_time_and_an_end(
-        least in 1..4u32, more in 0..3u32, max_restarts in 0..4u32, acts in acts(),
+        least in 1..4u32, more in 0..3u32, max_restarts in 0..4u32, others_come in any::<bool>(), acts in acts(),
     ) {
-        let play = Play::new(least, least + more, max_restarts);
+        let mut play = Play::new(least, least + more, max_restarts);
+        play.fleet.patience.anew = (!others_come).then_some(Duration::from_millis(ANEW));
         let mut world = World {
             play, running: BTreeMap::new(), here: Vec::new(), next_id: 0, ids: BTreeMap::new(), last: None,
             last_numbers: BTreeMap::new(), restarts: 0, stopping: BTreeSet::new(), lost: Vec::new(), mishap: false, over: false,
