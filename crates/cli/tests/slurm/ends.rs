@@ -158,6 +158,27 @@ fn an_elastic_job_goes_on_without_a_node_that_is_lost() {
     job.goes_on(asked);
 }
 
+/// Not that of the first node: the other of two couldn't know that the run isn't led on from there.
+#[test]
+fn an_elastic_job_ends_without_an_agent_that_hangs_for_good() {
+    let Some(cluster) = Cluster::start(2) else { return };
+    let job = Submitted::new(&cluster, &["--elastic", "1:2"], &[]);
+    job.begins();
+    let has = |job: &Submitted<'_>, nodes: usize| {
+        let events = job.events();
+        let last = events.lines().rfind(|line| line.contains("\"event\":\"step\""));
+        last.is_some_and(|line| line.contains(&format!("\"world_size\":{nodes},")))
+    };
+    job.until("the run hasn't all nodes", |job| has(job, 2));
+    // All of them are this host, where the first to come leads.
+    let second = if job.output().contains("nodes here: 1 of 1 to 2 (n2)") { "n1" } else { "n2" };
+    job.signal_node(second, Signal::SIGSTOP);
+    job.until("the run doesn't go on with one node", |job| has(job, 1));
+    cluster.run("scancel", &["--signal=USR1", cluster.run("squeue", &["-h", "-o", "%A"]).trim()]);
+    let asked = job.last();
+    job.goes_on(asked);
+}
+
 /// In a step nobody starts another agent in its place, so nobody waits for one.
 #[test]
 fn a_job_of_a_fixed_size_that_loses_a_node_is_requeued_and_goes_on() {

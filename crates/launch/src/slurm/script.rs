@@ -19,6 +19,10 @@ const TERMINATED: u8 = 143;
 /// How often a job has itself requeued.
 const MOST_REQUEUES: u32 = 100;
 
+/// How many seconds after the others have ended an agent that hangs is ended, where `srun` doesn't count them. It gets SIGKILL: one that
+/// SIGTERM wakes would say in the place of the others how the run has ended.
+const LEFT_BEHIND: u32 = 30;
+
 /// How often, and after how many seconds, the controller is asked for that.
 const TRIES: u32 = 24;
 const BETWEEN: u32 = 5;
@@ -123,8 +127,19 @@ pub fn script(job: &Submission) -> String {
         "# Nodes find each other by what Slurm tells each task: no addresses, ports or ranks are needed here.",
     );
     line("rm -f \"$out/exit-code\"");
+    if job.is_elastic() {
+        line(&format!(
+            "# An agent that hangs for good would hold the nodes: {LEFT_BEHIND} s after the run the step is over."
+        ));
+        line(&format!(
+            "(until [ -s \"$out/exit-code\" ]; do sleep 5; done; sleep {LEFT_BEHIND}; scancel -s KILL \"$job.0\" 2> /dev/null) &"
+        ));
+    }
     srun(job).iter().for_each(|part| line(part));
     line("code=$?");
+    if job.is_elastic() {
+        line("{ kill $! && wait $!; } 2> /dev/null");
+    }
     line("# An agent that was lost on the way has its part in that code, and none in how the run ended.");
     line("[ ! -s \"$out/exit-code\" ] || code=$(cat \"$out/exit-code\")");
     line("");
@@ -201,7 +216,8 @@ fn srun(job: &Submission) -> Vec<String> {
         // One task a node would be bound to one core.
         None => " --cpu-bind=none",
     });
-    // Agents end together; who is left behind by all others isn't waited for. Where nodes come and go some end before.
+    // Agents end together; who is left behind by all others isn't waited for. Where nodes come and go some end before, and the script
+    // watches for the end of the run instead.
     step.push_str(if job.is_elastic() {
         " --no-kill --kill-on-bad-exit=0"
     } else {
@@ -337,6 +353,7 @@ exit $code
             "run --nnodes=1:4 --nproc-per-node=8",
             "--out=\"$out\" --exit-code-to=\"$out/exit-code\" -- ",
             "--seed \"$SLURM_ARRAY_TASK_ID\"",
+            "sleep 30; scancel -s KILL \"$job.0\" 2> /dev/null) &\nsrun ",
         ];
         parts.iter().for_each(|part| assert!(text.contains(part), "{part} is missing:\n{text}"));
         ["--gpus-per-node", "--signal", "--wait", "--exclusive", "#SBATCH --ntasks-per-node"]
