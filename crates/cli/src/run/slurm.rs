@@ -100,6 +100,7 @@ fn address(node: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run::nodes::meeting;
     use clap::Parser;
 
     #[derive(Parser)]
@@ -108,10 +109,12 @@ mod tests {
         run: RunArgs,
     }
 
-    /// What comes of the flags in a step of two nodes, as node 1 of it.
-    fn check(flags: &[&str], tasks: &str, want: Result<(&str, Option<u32>, &str, bool), &str>) {
-        let line = ["run"].iter().chain(flags).chain(&["true"]);
-        let typed = Typed::parse_from(line).run;
+    fn typed(flags: &[&str]) -> RunArgs {
+        Typed::parse_from(["run"].iter().chain(flags).chain(&["true"])).run
+    }
+
+    /// What Slurm tells node 1 of a step of two.
+    fn step(tasks: &str) -> impl Fn(&str) -> Option<String> + '_ {
         let set = [
             ("SLURM_STEP_NUM_TASKS", tasks),
             ("SLURM_STEP_NUM_NODES", "2"),
@@ -121,8 +124,12 @@ mod tests {
             ("SLURM_JOB_ID", "55"),
             ("SLURM_STEP_ID", "2"),
         ];
-        let get = |name: &str| set.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string());
-        match (placed(&typed, get), want) {
+        move |name: &str| set.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string())
+    }
+
+    /// What comes of the flags in a step of two nodes, as node 1 of it.
+    fn check(flags: &[&str], tasks: &str, want: Result<(&str, Option<u32>, &str, bool), &str>) {
+        match (placed(&typed(flags), step(tasks)), want) {
             (Ok(args), Ok((nnodes, rank, id, meets))) => {
                 assert_eq!(args.nnodes.as_deref().unwrap_or_default(), nnodes, "{flags:?}");
                 assert_eq!(
@@ -136,6 +143,24 @@ mod tests {
             (Err(error), Err(want)) => assert!(error.0.contains(want), "{error}"),
             (got, want) => panic!("{flags:?}: {:?} and not {want:?}", got.map(|args| args.nnodes)),
         }
+    }
+
+    #[test]
+    fn who_is_lost_is_waited_for_briefly_where_no_others_come() {
+        let check = |flags: &[&str], tasks: &str, want: Option<u64>| {
+            let typed = typed(flags);
+            let args = placed(&typed, step(tasks)).unwrap();
+            let nodes = meeting(&args, &[]).unwrap().1.unwrap();
+            assert_eq!(anew(&typed, &nodes, step(tasks)), want.map(Duration::from_secs), "{flags:?}");
+        };
+        check(&[], "2", Some(15));
+        check(&["--rdzv-conf", "join_timeout=5"], "2", Some(5));
+        // The job has got two of four, and gets no more.
+        check(&["--nnodes", "1:4"], "2", Some(15));
+        check(&["--nnodes", "2", "--rdzv-endpoint", "h:1"], "2", Some(15));
+        // Some are elsewhere, where somebody may start others.
+        check(&["--nnodes", "3", "--rdzv-endpoint", "h:1"], "2", None);
+        check(&["--nnodes", "2", "--rdzv-endpoint", "h:1"], "1", None);
     }
 
     #[test]
