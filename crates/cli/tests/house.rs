@@ -139,8 +139,13 @@ fn the_binary_prints_through_say_alone() {
 
 #[test]
 fn paths_in_the_documents_exist() {
-    for document in ["ARCHITECTURE.md", "README.md", "CONTRIBUTING.md"] {
-        let text = fs::read_to_string(root().join(document)).unwrap();
+    let decisions = fs::read_dir(root().join("docs/decisions")).unwrap();
+    let decisions: Vec<PathBuf> = decisions.map(|page| page.unwrap().path()).collect();
+    assert!(decisions.len() > 5, "found {decisions:?}");
+    let others = ["ARCHITECTURE.md", "README.md", "CONTRIBUTING.md"].map(|document| root().join(document));
+    for document in decisions.iter().chain(&others) {
+        let text = fs::read_to_string(document).unwrap();
+        let document = document.display();
         for path in text.split('`').filter(|part| part.starts_with("crates/") || part.starts_with("docs/")) {
             let path = path.split([' ', ':', '<']).next().unwrap();
             assert!(root().join(path).exists(), "{document} names {path}, which doesn't exist");

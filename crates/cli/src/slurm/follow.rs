@@ -85,10 +85,21 @@ pub(crate) fn job(number: &str, before: u64, cancels: bool, as_json: bool) -> Re
 
 /// Waits for the end of a job that nobody looks at; it is cancelled where that takes longer than this. Fails if the job did.
 pub(crate) fn wait_for(number: &str, limit: Duration) -> Result<()> {
-    let start = Instant::now();
+    let (start, mut answered) = (Instant::now(), Instant::now());
     let mut told = String::new();
     loop {
-        let jobs = queue::look(number)?;
+        let jobs = match queue::look(number) {
+            Ok(jobs) => jobs,
+            // It may be restarted just now.
+            Err(_) if answered.elapsed() < PATIENCE.min(limit) => {
+                std::thread::sleep(ASK);
+                continue;
+            }
+            Err(error) => {
+                bail!("{error}\nhint: job {number} may still be there: scancel {number} once it answers")
+            }
+        };
+        answered = Instant::now();
         let Some(job) = jobs.first() else {
             bail!("job {number} is gone: the controller doesn't know it any more")
         };
@@ -110,7 +121,7 @@ pub(crate) fn wait_for(number: &str, limit: Duration) -> Result<()> {
                 limit.as_secs()
             );
         }
-        std::thread::sleep(if start.elapsed() < Duration::from_secs(60) { LOOK } else { ASK });
+        std::thread::sleep(if start.elapsed() < Duration::from_secs(60) { ASK } else { ASK_LATER });
     }
 }
 

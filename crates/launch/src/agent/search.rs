@@ -170,15 +170,21 @@ impl Search {
         Ok(None)
     }
 
+    /// What each of them says, asked at the same time, as far as the system has threads for that: others are asked one after the other.
     fn call_all(&self, some: &[(u32, SocketAddr)], own: Option<u32>) -> Vec<Called> {
         std::thread::scope(|scope| {
             let call = |&(number, address): &(u32, SocketAddr)| {
-                (Some(number) != own).then(|| scope.spawn(move || self.call(address)))
+                let thread = std::thread::Builder::new().name("phalanx-call".into());
+                (Some(number) != own)
+                    .then(|| thread.spawn_scoped(scope, move || self.call(address)).map_err(|_| address))
             };
             let calls: Vec<_> = some.iter().map(call).collect();
-            let answer = |call: Option<std::thread::ScopedJoinHandle<'_, Called>>| {
-                call.and_then(|call| call.join().ok()).unwrap_or(Called::Silent)
-            };
+            let answer =
+                |call: Option<Result<std::thread::ScopedJoinHandle<'_, Called>, SocketAddr>>| match call {
+                    Some(Ok(call)) => call.join().unwrap_or(Called::Silent),
+                    Some(Err(address)) => self.call(address),
+                    None => Called::Silent,
+                };
             calls.into_iter().map(answer).collect()
         })
     }
@@ -214,12 +220,14 @@ impl Search {
         coordinator.succeed(call, self.terms.clone(), self.patience, clock_ms()).map_err(broken)?;
         let is_over = AtomicBool::new(false);
         let led = std::thread::scope(|scope| {
-            scope.spawn(|| {
+            let look = || {
                 while !is_over.load(Ordering::Relaxed) {
                     self.look_for_missing(&coordinator);
                     std::thread::sleep(ROLL);
                 }
-            });
+            };
+            // Where no thread can be had those that have ended are waited for like others.
+            let _ = std::thread::Builder::new().name("phalanx-roll".into()).spawn_scoped(scope, look);
             let link =
                 AgentLink::dial(address, &self.pass, Deadline::after(CALL_LIMIT), self.patience.silence);
             let led = link.map_err(|_| NotLed::Lost).and_then(|link| self.come_back(link));
