@@ -24,6 +24,7 @@ mod settle;
 mod small_batch;
 mod state;
 mod steps;
+mod strategy;
 mod time_limit;
 mod used;
 
@@ -31,9 +32,9 @@ pub use evaluate::Evaluation;
 pub use judge::{Best, Watch};
 pub use precision::{LossScale, Precision};
 pub use requests::Requests;
-#[cfg(test)]
-pub(crate) use run::strategy;
 pub use state::{Progress, State};
+#[cfg(test)]
+pub(crate) use strategy::strategy;
 pub use time_limit::{Interruption, TimeLimit};
 pub use used::Used;
 

@@ -6,9 +6,10 @@ use super::deal::{Deal, Wanted};
 use super::owed::Owed;
 use super::precision::Found;
 use super::settle::Standing;
+use super::strategy::strategy;
 use super::time_limit::Clock;
 use super::used::{Used, WORDS};
-use super::{Data, Interruption, LossScale, OnNan, Precision, Progress, State, Trainer, Watch, small_batch};
+use super::{Data, Interruption, LossScale, OnNan, Progress, State, Trainer, Watch, small_batch};
 use crate::checkpoint::RunFacts;
 use crate::error::Error;
 use crate::event::Event;
@@ -16,11 +17,8 @@ use crate::worker::Worker;
 use phalanx_comm::{Group, Rank, ReduceOp};
 use phalanx_data::{Batch, Dataset, Loader, Order, Supply, Target};
 use phalanx_nn::{Average, Ctx, Module, Moment, Parameters};
-use phalanx_parallel::{
-    Axis, Compress, Ddp, DdpConfig, Fsdp, LogicalShards, LogicalShardsConfig, ModelParallel,
-    ModelParallelConfig, Pass, PassLoss, Sharded, SingleDevice, Strategy, Sync,
-};
-use phalanx_tensor::{Arena, DebugSync, Device, Later, Search, autocast};
+use phalanx_parallel::{Pass, PassLoss, Strategy, Sync};
+use phalanx_tensor::{Device, Later, autocast};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -432,149 +430,6 @@ impl<'a> Run<'a> {
         let (owed, norm, found, used) = (Owed::default(), None, Found::Numbers, Used::default());
         self.exchange(&Made { loss, owed, norm, found, used, input: none, comm: none })
     }
-}
-
-/// Refuses what isn't made for a scaled loss.
-fn check_precision(trainer: &Trainer) -> Result<(), Error> {
-    let (precision, compress) = (trainer.precision, &trainer.ddp.compress);
-    // What a rank keeps of gradients that were infinite would spoil all that come after.
-    if precision.is_scaled() && compress.keeps() {
-        let what = "a compression of gradients that keeps what it left out";
-        return Err(Error::BesidePrecision { precision, what });
-    }
-    Ok(())
-}
-
-/// Which passes of this many ranks no GPU can replay, if they are such. What else keeps it from that the strategies find out, when their
-/// ranks meet.
-fn unrecorded(trainer: &Trainer, ranks: usize) -> Option<&'static str> {
-    let comes_and_goes = trainer.sharded.is_some_and(|config| config.sharded >= Sharded::Gradients);
-    let which = [
-        ("of stages", trainer.mesh.as_ref().is_some_and(|mesh| mesh.stages.is_some())),
-        ("of logical shards", trainer.logical_shards.is_some()),
-        ("that add to gradients that are shared out", ranks > 1 && comes_and_goes && trainer.accumulate > 1),
-    ];
-    which.into_iter().find(|(_, are_such)| *are_such).map(|(what, _)| what)
-}
-
-/// What keeps ranks from choosing for themselves how products and convolutions are computed, if anything does.
-fn unsearched(trainer: &Trainer) -> Option<&'static str> {
-    let cuts = |axis: &(Axis, usize)| matches!(axis, (Axis::Tensor | Axis::Context, ranks) if *ranks > 1);
-    let is_cut = trainer.mesh.as_ref().is_some_and(|config| config.mesh.iter().any(cuts));
-    let which = [
-        ("parts of matrices and stretches of sequences", is_cut),
-        ("logical shards", trainer.logical_shards.is_some()),
-    ];
-    which.into_iter().find(|(_, is_so)| *is_so).map(|(what, _)| what)
-}
-
-/// Who computes what, as the trainer says.
-pub(crate) fn strategy(
-    trainer: &Trainer,
-    group: &Group,
-    model: &dyn Module,
-    parameters: &Parameters,
-    speaker: Rank,
-) -> Result<Box<dyn Strategy>, Error> {
-    let DdpConfig { find_unused, sync_batch_norm, compress, .. } = trainer.ddp;
-    let beside_shards = [
-        ("several passes a step", trainer.accumulate > 1),
-        ("statistics over the batch of all ranks", sync_batch_norm),
-        ("a compression of gradients", compress != Compress::Nothing),
-        ("passes in parts on several devices", trainer.local.parts() > 1),
-    ];
-    if sync_batch_norm && trainer.local.parts() > 1 {
-        return Err(Error::SharedInParts);
-    }
-    check_precision(trainer)?;
-    let device = parameters.values().device();
-    device.set_factors(trainer.precision.factors());
-    let unsearched = unsearched(trainer).filter(|_| trainer.search);
-    device.set_search(if trainer.search && unsearched.is_none() { Search::Yes } else { Search::No });
-    if let Some(what) = unsearched.filter(|_| device.gpu().is_some() && group.rank() == Rank(0)) {
-        tracing::warn!(
-            "train.search: {what} have to compute the same bits on all workers: the libraries choose"
-        );
-    }
-    if trainer.precision == Precision::Bfloat16
-        && group.rank() == Rank(0)
-        && let Some(gpu) = device.gpu().filter(|gpu| !gpu.architecture().has_bfloat16())
-    {
-        tracing::warn!(
-            "train.precision=bfloat16: {} (sm_{}) doesn't compute with it, as GPUs from sm_80 on do: products and convolutions are slow\nhint: --set train.precision=float16",
-            gpu.name(),
-            gpu.architecture()
-        );
-    }
-    // A graph is done as a whole: one that fails would not say at what.
-    let names_each = device.gpu().is_some_and(|gpu| gpu.debug_sync() == DebugSync::Yes);
-    let replays = trainer.graphs && !names_each;
-    if trainer.graphs && names_each && group.rank() == Rank(0) {
-        tracing::warn!(
-            "train.graphs: passes aren't recorded, since with --debug-sync all that they give a GPU is waited for"
-        );
-    }
-    if replays && device.gpu().is_some() && group.rank() == Rank(0) {
-        unrecorded(trainer, group.world_size()).into_iter().for_each(|what| {
-            tracing::warn!("train.graphs: passes {what} aren't replayed, but made each time");
-        });
-    }
-    if let Some(config) = &trainer.mesh {
-        let beside = [
-            ("logical shards", trainer.logical_shards.is_some()),
-            ("statistics over the batch of all ranks", sync_batch_norm),
-            ("a compression of gradients", compress != Compress::Nothing),
-            ("passes in parts on several devices", trainer.local.parts() > 1),
-        ];
-        if let Some((what, _)) = beside.into_iter().find(|(_, asked)| *asked) {
-            return Err(Error::BesideSharding { what });
-        }
-        let (ddp, sharded) = (trainer.ddp.clone(), trainer.sharded);
-        let config = ModelParallelConfig { ddp, sharded, replays, ..config.clone() };
-        return Ok(Box::new(ModelParallel::with_stages_of(speaker, group, parameters, &config)?));
-    }
-    if let Some(config) = trainer.sharded {
-        let beside = [
-            ("logical shards", trainer.logical_shards.is_some()),
-            ("statistics over the batch of all ranks", sync_batch_norm),
-            ("a compression of gradients", compress != Compress::Nothing),
-            ("passes in parts on several devices", trainer.local.parts() > 1),
-        ];
-        if let Some((what, _)) = beside.into_iter().find(|(_, asked)| *asked) {
-            return Err(Error::BesideSharding { what });
-        }
-        // A rank alone shares nothing out, but may have no room on its GPU.
-        if group.world_size() > 1 || config.offload {
-            let fsdp = Fsdp::new(group.clone(), model, parameters, config)?;
-            return Ok(Box::new(if replays { fsdp.with_replays() } else { fsdp }));
-        }
-    }
-    let local = trainer.local.make()?;
-    // What was shared out among more ranks than are left is one again.
-    parameters.values().join();
-    parameters.grads().arena().join();
-    parameters.grads().casts().iter().for_each(Arena::join);
-    Ok(match (trainer.logical_shards, group.world_size()) {
-        (Some(shards), _) => {
-            if let Some((what, _)) = beside_shards.into_iter().find(|(_, asked)| *asked) {
-                return Err(Error::BesideShards { what });
-            }
-            let config = LogicalShardsConfig { find_unused, ..LogicalShardsConfig::new(shards) };
-            Box::new(LogicalShards::new(group.clone(), config)?)
-        }
-        (None, 1) => {
-            let alone = local.map_or_else(SingleDevice::new, SingleDevice::with_local);
-            Box::new(if replays { alone.with_replays() } else { alone })
-        }
-        (None, _) => {
-            let ddp = Ddp::with(group.clone(), trainer.ddp.clone());
-            let ddp = if replays { ddp.with_replays() } else { ddp };
-            Box::new(match local {
-                Some(local) => ddp.with_local(local),
-                None => ddp,
-            })
-        }
-    })
 }
 
 /// The samples of a step of a run that nobody has anything of yet: those of all ranks that there were to be, though some may be lost
