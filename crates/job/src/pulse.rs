@@ -71,6 +71,8 @@ mod at {
     pub(super) const ASKED: usize = 6;
     /// How many bytes of text there are then, and one more.
     pub(super) const WRITTEN: usize = 7;
+    /// How often a step was left.
+    pub(super) const STEPS: usize = 8;
 }
 
 const VERSION: u64 = 1;
@@ -103,6 +105,9 @@ impl Page {
             // The other one's waits aren't this one's.
             self.store(at::WAITS, (self.load(at::WAITS) & !(COUNT - 1)) + COUNT);
             self.store(at::THREAD, thread);
+        }
+        if let Section::Step(_) = Section::of(self.load(at::SECTION) % COUNT, 0) {
+            self.store(at::STEPS, self.load(at::STEPS) + 1);
         }
         self.store(at::STEP, step);
         self.store(at::SECTION, (self.load(at::SECTION) & !(COUNT - 1)) + COUNT + kind);
@@ -235,6 +240,8 @@ pub struct Look {
     pub section: Section,
     /// How often it has entered a section.
     pub entered: u64,
+    /// How often it has left a step.
+    pub steps: u64,
     /// How many waits for other ranks have ended.
     pub waits: u64,
     /// Whether it is in one.
@@ -257,6 +264,7 @@ impl Monitor {
         Look {
             section: Section::of(section % COUNT, page.load(at::STEP)),
             entered: section / COUNT,
+            steps: page.load(at::STEPS),
             waits: waits / COUNT,
             is_waiting: waits % COUNT > 0,
         }

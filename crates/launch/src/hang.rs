@@ -73,7 +73,10 @@ impl Standing {
         if look == self.look {
             return;
         }
-        if let Some(kind) = Kind::of(self.look.section).filter(|_| !self.look.is_waiting) {
+        let was_seen = Kind::of(self.look.section).filter(|_| !self.look.is_waiting);
+        // Steps may be too short to be seen.
+        let came_by = (look.steps > self.look.steps).then_some(Kind::Step);
+        for kind in was_seen.into_iter().chain(came_by) {
             let took = Some(now.saturating_duration_since(self.since));
             let longest = &mut self.longest[kind as usize];
             *longest = took.max(*longest);

@@ -75,6 +75,20 @@ pub fn freeze(model: &mut dyn Module, patterns: &[impl AsRef<str>]) -> Result<()
     Ok(())
 }
 
+/// Has training leave all of a model as it is: of one that others learn by, as a teacher's or a critic's, whose losses they go through.
+///
+/// ```
+/// use phalanx_nn::{Linear, Parameters, freeze_all};
+/// use phalanx_tensor::Device;
+///
+/// let mut teacher = Linear::new(2, 1);
+/// freeze_all(&mut teacher);
+/// assert!(Parameters::build(&mut teacher, &Device::cpu(1), 0).is_frozen(0));
+/// ```
+pub fn freeze_all(model: &mut dyn Module) {
+    model.visit(&mut Visitor::new(&mut |_, role, param| param.frozen |= role == Role::Learned));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

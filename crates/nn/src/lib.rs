@@ -56,7 +56,7 @@ mod head;
 
 pub use average::Average;
 pub use finite::NotFinite;
-pub use freeze::{BadFreeze, freeze};
+pub use freeze::{BadFreeze, freeze, freeze_all};
 pub use layers::activation::{Gelu, LogSoftmax, Relu, Sigmoid, Tanh};
 pub use layers::conv::Conv2d;
 pub use layers::dropout::{Dropout, Dropout2d};

@@ -198,7 +198,9 @@ impl WeightedCrossEntropy {
             "loss: {} weights for {classes} classes",
             self.weights.len()
         );
-        let log = logits.log_softmax(1);
+        // Sums of many rows are larger than what floats of 16 bits hold.
+        let wide = if logits.dtype().is_half() { logits.cast(DType::F32) } else { logits.clone() };
+        let log = wide.log_softmax(1);
         let zero = Tensor::scalar(log.device(), 0.0, log.dtype());
         let counts = self.ignored.map(|ignored| labels.ne(ignored as f64));
         let counted = |x: Tensor| match &counts {
@@ -210,16 +212,22 @@ impl WeightedCrossEntropy {
             Some(counts) => counts.where_cond(labels, &Tensor::scalar(labels.device(), 0.0, DType::I64)),
             None => labels.clone(),
         };
+        log.check_labels("cross_entropy", &label);
         let weights = match self.weights.is_empty() {
             true => Tensor::ones(log.device(), [classes], log.dtype()),
             false => Tensor::constant(log.device(), &self.weights, [classes]).cast(log.dtype()),
         };
         let weight = counted(weights.gather(0, &label));
         let own = log.gather(1, &label.unsqueeze(1)).squeeze(1);
-        let all = (&log * &weights).sum(&[1], Keep::No);
-        let [own, all] = [own * &weight, all].map(|part| counted(part).sum_all());
-        let smoothing = self.label_smoothing;
-        (own * (smoothing - 1.0) - all * (smoothing / classes as f64)) / weight.sum_all()
+        let own = counted(own * &weight).sum_all() * (self.label_smoothing - 1.0);
+        let sum = match self.label_smoothing {
+            0.0 => own,
+            smoothing => {
+                let all = counted((&log * &weights).sum(&[1], Keep::No)).sum_all();
+                own - all * (smoothing / classes as f64)
+            }
+        };
+        sum / weight.sum_all()
     }
 }
 
@@ -312,6 +320,29 @@ mod tests {
             let is_near = got.iter().zip(&grads).all(|(a, b)| (a - b).abs() < 1e-8);
             assert!(is_near, "{what}: {got:?}, not {grads:?}");
         }
+    }
+
+    /// Scores of minus infinity are those of classes that are ruled out; and many rows of 16 bits have a sum that these don't hold.
+    #[test]
+    fn what_is_ruled_out_and_what_is_many_have_a_loss() {
+        let device = Device::cpu(1);
+        let logits = [0.0, f32::NEG_INFINITY, 1.0, 0.0, 0.0, f32::NEG_INFINITY];
+        let logits = Tensor::from_slice(&device, &logits, [2, 3]);
+        let labels = Tensor::from_slice(&device, &[0i64, 1], [2]);
+        let none = WeightedCrossEntropy::default();
+        let want = PLAIN.of(&logits, &labels).item();
+        assert!((none.of(&logits, &labels).item() - want).abs() < 1e-6 && want.is_finite());
+        let (zeros, labels) =
+            (Tensor::zeros(&device, [40_000, 3], DType::F16), Tensor::zeros(&device, [40_000], DType::I64));
+        assert!((none.of(&zeros, &labels).item() - 3f64.ln()).abs() < 1e-3);
+    }
+
+    #[test]
+    #[should_panic(expected = "label -100 with scores of shape [1, 2]")]
+    fn a_label_that_is_no_class_and_counts_is_named() {
+        let device = Device::cpu(1);
+        let labels = Tensor::from_slice(&device, &[-100i64], [1]);
+        WeightedCrossEntropy::default().of(&Tensor::zeros(&device, [1, 2], DType::F32), &labels);
     }
 
     #[test]

@@ -472,7 +472,7 @@ struct Counter<'a> {
 impl GradSink for Counter<'_> {
     fn finished(&mut self, leaf: LeafId, grad: Tensor) {
         drop(grad);
-        let Some(parameter) = leaf.slot() else { return };
+        let Some(parameter) = leaf.slot_of(self.parameters.values()) else { return };
         let Some(bucket) = self.buckets.iter().position(|range| range.contains(&parameter)) else { return };
         self.step.lacking[bucket] -= 1;
         Ddp::start_complete(self.step, self.buckets, &mut self.sums, self.parameters);
@@ -482,7 +482,9 @@ impl GradSink for Counter<'_> {
     /// Whoever sums a bucket does so once it lacks nothing.
     fn looks(&self, leaf: &LeafId) -> bool {
         let bucket = |parameter| self.buckets.iter().position(|range| range.contains(&parameter));
-        leaf.slot().and_then(bucket).is_some_and(|bucket| self.step.lacking[bucket] == 1)
+        leaf.slot_of(self.parameters.values())
+            .and_then(bucket)
+            .is_some_and(|bucket| self.step.lacking[bucket] == 1)
     }
 }
 

@@ -130,7 +130,7 @@ impl Local for DataParallel {
         );
         let losses = losses.into_iter().fold(loss, |sum, loss| sum + loss);
         for (leaf, grad) in own.0 {
-            if let Some(slot) = leaf.slot().filter(|_| !used.is_empty()) {
+            if let Some(slot) = leaf.slot_of(pass.parameters.values()).filter(|_| !used.is_empty()) {
                 let theirs = used.iter().map(|copy| copy.parameters.grads().arena().tensor(slot));
                 let sum = theirs.fold(grad.clone(), |sum, theirs| &sum + &theirs.to(grad.device()));
                 grad.copy_from(&sum);

@@ -114,12 +114,15 @@ fn all(arena: &Arena) -> HostSpan<f32> {
 }
 
 /// Notes which parameters got a gradient in a pass.
-struct Seen(Vec<bool>);
+struct Seen<'a> {
+    of: &'a Arena,
+    seen: Vec<bool>,
+}
 
-impl GradSink for Seen {
+impl GradSink for Seen<'_> {
     fn finished(&mut self, leaf: LeafId, _: Tensor) {
-        if let Some(parameter) = leaf.slot() {
-            self.0[parameter] = true;
+        if let Some(parameter) = leaf.slot_of(self.of) {
+            self.seen[parameter] = true;
         }
     }
 }
@@ -169,11 +172,12 @@ impl Strategy for LogicalShards {
             }
             parameters.grads().zero();
         }
-        let mut seen = Seen(vec![false; parameters.names().len()]);
+        let mut sink = Seen { of: parameters.values(), seen: vec![false; parameters.names().len()] };
         if let Some(loss) = loss {
-            weighted(loss, weight, &mut seen);
+            weighted(loss, weight, &mut sink);
         }
-        let missing: Vec<usize> = (0..seen.0.len()).filter(|&i| !seen.0[i]).collect();
+        let seen = sink.seen;
+        let missing: Vec<usize> = (0..seen.len()).filter(|&i| !seen[i]).collect();
         let unused = missing.iter().filter(|&&i| !parameters.is_frozen(i));
         if loss.is_some() && unused.clone().next().is_some() && !self.config.find_unused {
             let names = unused.map(|&i| parameters.names()[i].clone()).collect();

@@ -418,8 +418,9 @@ pub(crate) fn on_threads(n: usize, f: impl Fn(Group) -> Result<(), Error> + Sync
         });
         joined.collect()
     });
-    // A rank that lost its peer is a consequence; the cause is an error of another kind, if there is one.
+    // A rank that lost its peer is a consequence, and one that panicked may have by that; the cause is an error of another kind, if there
+    // is one.
     let mut errors: Vec<Error> = results.into_iter().filter_map(Result::err).collect();
-    errors.sort_by_key(Error::is_consequence);
+    errors.sort_by_key(|error| (error.is_consequence(), !matches!(error, Error::Panicked { .. })));
     errors.into_iter().next().map_or(Ok(()), Err)
 }

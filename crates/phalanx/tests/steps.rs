@@ -2,7 +2,9 @@
 
 use phalanx::data::{LinearRegression, Places, Silent, View, open};
 use phalanx::nn::optim::{Clip, Sgd};
-use phalanx::nn::{Linear, Loss, Parameters, Weights, models::MnistNet, module};
+use phalanx::nn::{
+    Ctx, Linear, Loss, Module, Parameters, Relu, Sequential, Weights, freeze_all, models::MnistNet, module,
+};
 use phalanx::{Event, Observer, OnNan, Quiet, State, Trained, Trainer, Worker, spawn};
 use std::sync::{Arc, Mutex};
 
@@ -65,6 +67,50 @@ fn a_loss_of_a_programs_own_trains_as_the_same_one_of_ours() {
         // Float32 sums in another order, growing over eight steps.
         let are_near = losses.iter().zip(&wanted).all(|(a, b)| (a - b).abs() < 1e-4);
         assert!(losses.len() == 8 && are_near, "{workers}: {losses:?}, not {wanted:?}");
+    }
+}
+
+/// A loss that goes through another network, as one that judges what the first makes: its gradients are none of the model's, frozen or not.
+#[test]
+fn a_loss_may_go_through_another_network() {
+    let losses = |workers: usize, trainer: &Trainer, is_frozen: bool| {
+        let (told, most) = (Mutex::new(vec![0.0; 6]), Mutex::new(0usize));
+        spawn(workers, |worker| {
+            let mut judge = Sequential::new().then(Linear::new(10, 16)).then(Relu).then(Linear::new(16, 1));
+            if is_frozen {
+                freeze_all(&mut judge);
+            }
+            let own = Parameters::build(&mut judge, worker.device(), 7);
+            let before = own.to_weights();
+            let loss =
+                Loss::own(move |output, _| judge.forward(output, &mut Ctx::eval()).square().mean_all());
+            let data = open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent).unwrap();
+            let trainer = Trainer { loss, steps: Some(6), ..trainer.clone() };
+            let mut net = MnistNet::new(0.0);
+            let trained = trainer.fit(&worker, &mut net, SGD, data.train, None, &mut Quiet)?;
+            assert_eq!(own.to_weights(), before);
+            *most.lock().unwrap() += trained.parameters.names().len();
+            if worker.is_first() {
+                let norm = |i: usize| trained.parameters.value(i).square().sum_all().item();
+                *told.lock().unwrap() = (0..6).map(norm).collect();
+            }
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(most.into_inner().unwrap(), 8 * workers);
+        told.into_inner().unwrap()
+    };
+    let alone = Trainer { batch_size: 64, ..Trainer::default() };
+    let wanted = losses(1, &alone, false);
+    for (workers, shards) in [(1, None), (2, None), (2, Some(4))] {
+        let batch_size = 64 / shards.unwrap_or(workers);
+        let trainer = Trainer { batch_size, logical_shards: shards, ..Trainer::default() };
+        for is_frozen in [false, true] {
+            let got = losses(workers, &trainer, is_frozen);
+            // Float32 sums in another order, growing over six steps.
+            let are_near = got.iter().zip(&wanted).all(|(a, b)| (a - b).abs() < 1e-3 * b.max(1.0));
+            assert!(are_near, "{workers} workers, {shards:?} shards: {got:?}, not {wanted:?}");
+        }
     }
 }
 

@@ -204,6 +204,14 @@ impl LeafId {
             _ => None,
         }
     }
+
+    /// The same, of a leaf of these parameters alone: a loss may have leaves of other models, too.
+    pub fn slot_of(&self, values: &Arena) -> Option<usize> {
+        match &self.0.body().kind {
+            Kind::Leaf(Some(slot)) if slot.is_of(values) => Some(slot.index()),
+            _ => None,
+        }
+    }
 }
 
 impl PartialEq for LeafId {

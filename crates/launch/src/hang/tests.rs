@@ -4,7 +4,7 @@ use proptest::prelude::*;
 const SECOND: Duration = Duration::from_secs(1);
 
 fn look(section: Section, entered: u64) -> Look {
-    Look { section, entered, waits: 0, is_waiting: false }
+    Look { section, entered, steps: 0, waits: 0, is_waiting: false }
 }
 
 fn waiting(section: Section, entered: u64) -> Look {
@@ -27,6 +27,22 @@ fn verdicts(limits: &str, rows: &[Vec<Look>]) -> Vec<Verdict> {
 
 fn last(limits: &str, seconds: usize, looks: &[Look]) -> Verdict {
     verdicts(limits, &vec![looks.to_vec(); seconds + 1]).pop().unwrap()
+}
+
+#[test]
+fn steps_that_no_look_falls_into_count() {
+    let start = Instant::now();
+    let at = |ms: u64| start + Duration::from_millis(ms);
+    let mut standing = Standing::new(look(Section::Start, 1), start);
+    // Three steps between two looks, and then one that never ends.
+    standing.see(Look { steps: 3, ..look(Section::Step(3), 5) }, at(250));
+    let limits = HangLimits::default();
+    let hangs = |ms: u64| matches!(judge(at(ms), &[(Rank(0), &standing)], &limits), Verdict::Hangs(_));
+    assert!(!hangs(59_000) && hangs(61_000));
+    // The first may take longer.
+    let mut standing = Standing::new(look(Section::Start, 1), start);
+    standing.see(look(Section::Step(0), 2), at(250));
+    assert!(matches!(judge(at(61_000), &[(Rank(0), &standing)], &limits), Verdict::Fine));
 }
 
 #[test]
@@ -174,6 +190,7 @@ fn any_look() -> impl Strategy<Value = Look> {
     (section, 0..2u64, 0..2u64, any::<bool>()).prop_map(|(section, entered, waits, is_waiting)| Look {
         section,
         entered,
+        steps: 0,
         waits,
         is_waiting,
     })

@@ -109,8 +109,9 @@ impl Tensor {
         recorded(out, Op::BceWithLogits, &[&x], |_| [keep(&x), keep(&t)])
     }
 
+    /// Panics unless the labels, i64 of (N), fit these scores (N, C), and on a CPU unless each is one of the C classes.
     #[track_caller]
-    fn check_labels(&self, op: &str, labels: &Tensor) {
+    pub fn check_labels(&self, op: &str, labels: &Tensor) {
         let (x, l) = (self.shape(), labels.shape());
         assert!(labels.dtype() == DType::I64, "{op}: labels must be i64, got {}", labels.dtype());
         let fits = x.n_dims() == 2 && l.n_dims() == 1 && x.dims()[0] == l.dims()[0];
