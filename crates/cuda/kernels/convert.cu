@@ -18,6 +18,19 @@ extern "C" __global__ void to_f64(const T *from, double *to, i64 n) {
     for (i64 i = first_element(); i < n; i += all_threads()) to[i] = (double)wide(from[i]);
 }
 
+extern "C" __global__ void from_integers(const i64 *from, T *to, i64 n) {
+    for (i64 i = first_element(); i < n; i += all_threads()) to[i] = stored((float)from[i]);
+}
+
+// Towards zero; what is no number becomes 0, and what is too large the largest or the smallest that there is.
+extern "C" __global__ void to_integers(const T *from, i64 *to, i64 n) {
+    for (i64 i = first_element(); i < n; i += all_threads()) {
+        const float x = wide(from[i]);
+        const i64 most = 0x7fffffffffffffffLL;
+        to[i] = is_nan(x) ? 0 : x >= 9223372036854775808.0f ? most : x <= -9223372036854775808.0f ? -most - 1 : (i64)x;
+    }
+}
+
 // Runs of elements that lie apart, each cut into chunks of which a block takes one at a time: `first` is the number of a run's first
 // chunk among those of all.
 struct Run {

@@ -55,6 +55,8 @@ FUNCTION(square, x *x, 2.0f * g * kept)
 // x^0 is 1 everywhere; the formula would give 0 times infinity at 0. `b` is a - 1, rounded once.
 FUNCTION(power, powf(x, a), a == 0.0f ? 0.0f : g * a * powf(kept, b))
 FUNCTION(over, x / a, g / a)
+// What is no number stays.
+FUNCTION(clamp, x < a ? a : x > b ? b : x, a < kept && kept < b ? g : 0.0f)
 FUNCTION(affine, fmaf(x, a, b), g *a)
 
 // Whether neighbours of the result are neighbours of each view, or one of its elements, in packs that begin evenly where the view does.

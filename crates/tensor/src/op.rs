@@ -140,6 +140,8 @@ pub(crate) enum Unary {
     Over(f64),
     /// mul * x + add
     Affine { mul: f64, add: f64 },
+    /// x, or the bound beyond which it lies.
+    Clamp { least: f64, most: f64 },
 }
 
 impl Unary {

@@ -149,13 +149,12 @@ impl Team {
     /// Has the threads do these tasks while the caller does `own`, which may claim some of them.
     fn during<O>(&self, n_tasks: usize, task: &Task<'_>, own: impl FnOnce() -> O) -> std::thread::Result<O> {
         let shared = &*self.shared;
-        // SAFETY: only the lifetime is changed. Every worker leaves the region (`busy` reaches 0) before this function
-        // returns or unwinds, so the pointer is never followed after `task` is gone.
+        // SAFETY: only the lifetime is changed. Before this function returns or unwinds the region is closed, so that no worker comes to it
+        // any more, and those that came have left (`busy` is 0): the pointer is never followed after `task` is gone.
         let task_ptr: *const Task<'static> = unsafe { std::mem::transmute(task as *const Task<'_>) };
         {
             let mut region = lock(&shared.region);
             shared.next_task.store(0, Ordering::Relaxed);
-            shared.busy.store(self.workers.len(), Ordering::Relaxed);
             *region = Some(Region { task: task_ptr, n_tasks });
             shared.epoch.fetch_add(1, Ordering::Release);
         }
@@ -163,13 +162,20 @@ impl Team {
             shared.wake.notify_all();
         }
         let own = catch_unwind(AssertUnwindSafe(own));
-        let mut looks = 0u32;
-        while shared.busy.load(Ordering::Acquire) > 0 {
-            looks += 1;
-            if looks < SPINS_BEFORE_YIELD { std::hint::spin_loop() } else { std::thread::yield_now() }
-        }
+        wait_until(|| shared.next_task.load(Ordering::Relaxed) >= n_tasks);
+        // Nobody waits for those that didn't come before there was nothing left to do.
+        *lock(&shared.region) = None;
+        wait_until(|| shared.busy.load(Ordering::Acquire) == 0);
         let theirs = lock(&shared.panicked).take();
         own.and_then(|own| theirs.map_or(Ok(own), Err))
+    }
+}
+
+fn wait_until(is_so: impl Fn() -> bool) {
+    let mut looks = 0u32;
+    while !is_so() {
+        looks += 1;
+        if looks < SPINS_BEFORE_YIELD { std::hint::spin_loop() } else { std::thread::yield_now() }
     }
 }
 
@@ -181,6 +187,15 @@ fn claim(shared: &Shared, n_tasks: usize, task: &Task<'_>) {
         }
         task(i);
     }
+}
+
+/// Comes to the region, if one is open.
+fn come(shared: &Shared) -> Option<Region> {
+    let region = lock(&shared.region);
+    if region.is_some() {
+        shared.busy.fetch_add(1, Ordering::Relaxed);
+    }
+    *region
 }
 
 fn work(shared: &Shared) {
@@ -205,10 +220,11 @@ fn work(shared: &Shared) {
             return;
         }
         seen = shared.epoch.load(Ordering::Acquire);
-        let Some(region) = *lock(&shared.region) else { continue };
-        // SAFETY: `busy` counts this worker until the store below, and `Team::run` waits for that before it lets `task` go.
+        let Some(region) = come(shared) else { continue };
+        // SAFETY: `busy` counts this worker until it leaves below, and `Team::during` waits for that before it lets `task` go.
         let task = unsafe { &*region.task };
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| claim(shared, region.n_tasks, task))) {
+        // One that panics leaves other tasks to be done.
+        while let Err(panic) = catch_unwind(AssertUnwindSafe(|| claim(shared, region.n_tasks, task))) {
             lock(&shared.panicked).get_or_insert(panic);
         }
         shared.busy.fetch_sub(1, Ordering::Release);

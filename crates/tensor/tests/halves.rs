@@ -65,9 +65,9 @@ fn casts_round_once_and_give_gradients_back_in_the_type_they_came_from() {
 }
 
 #[test]
-#[should_panic(expected = "cast: from i64 to bf16")]
-fn labels_are_not_cast() {
-    Tensor::from_slice(&Device::cpu(1), &[1i64], [1]).cast(DType::BF16);
+#[should_panic(expected = "cast: from u8 to bf16")]
+fn bytes_are_not_cast() {
+    Tensor::from_slice(&Device::cpu(1), &[1u8], [1]).cast(DType::BF16);
 }
 
 /// Which type each operation gives for f32, and for the region's own type, as PyTorch's autocast does on a GPU.

@@ -27,7 +27,7 @@ enum Kept {
 const POWER: f64 = 2.5;
 
 #[rustfmt::skip]
-const FUNCTIONS: [Function; 17] = [
+const FUNCTIONS: [Function; 18] = [
     Function { kernel: "negative", engine: |x| x.neg(), constants: [[0.0; 2]; 2], range: [-3.0, 3.0], keeps: Kept::Nothing },
     Function { kernel: "exponential", engine: |x| x.exp(), constants: [[0.0; 2]; 2], range: [-5.0, 5.0], keeps: Kept::Output },
     Function { kernel: "logarithm", engine: |x| x.ln(), constants: [[0.0; 2]; 2], range: [0.1, 9.0], keeps: Kept::Input },
@@ -44,6 +44,7 @@ const FUNCTIONS: [Function; 17] = [
     Function { kernel: "power", engine: |x| x.powf(POWER), constants: [[POWER, 0.0], [POWER, POWER - 1.0]], range: [0.1, 9.0], keeps: Kept::Input },
     Function { kernel: "power", engine: |x| x.powf(0.0), constants: [[0.0, 0.0], [0.0, -1.0]], range: [-1.0, 1.0], keeps: Kept::Input },
     Function { kernel: "over", engine: |x| x / 3.0, constants: [[3.0, 0.0]; 2], range: [-3.0, 3.0], keeps: Kept::Nothing },
+    Function { kernel: "clamp", engine: |x| x.clamp(-0.5, 1.0), constants: [[-0.5, 1.0]; 2], range: [-3.0, 3.0], keeps: Kept::Input },
     Function { kernel: "affine", engine: |x| x.affine(0.75, -2.0), constants: [[0.75, -2.0]; 2], range: [-3.0, 3.0], keeps: Kept::Nothing },
 ];
 

@@ -87,7 +87,7 @@ fn answer(command: &str, run: &mut Command, input: &str, patience: Duration) -> 
     };
     let mut child =
         run.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(not_run)?;
-    let (out, err) = match talk(&mut child, input.to_owned()) {
+    let [out, err] = match talk(&mut child, input.to_owned()) {
         Ok(said) => said,
         Err(error) => {
             // Nobody is to be told that it can't be run, and it runs. It may have ended meanwhile, which is as good.
@@ -129,9 +129,9 @@ fn answer(command: &str, run: &mut Command, input: &str, patience: Duration) -> 
 }
 
 /// Hands the input over, last of all, and takes the two outputs. What is longer than a pipe would be waited for at both ends.
-fn talk(child: &mut Child, input: String) -> io::Result<(Receiver<Vec<u8>>, Receiver<Vec<u8>>)> {
+fn talk(child: &mut Child, input: String) -> io::Result<[Receiver<Vec<u8>>; 2]> {
     let (out, err) = (child.stdout.take().expect("it is piped"), child.stderr.take().expect("it is piped"));
-    let said = (collected(out)?, collected(err)?);
+    let said = [collected(out)?, collected(err)?];
     let mut stdin = child.stdin.take().expect("it is piped");
     // A command that doesn't read has its reasons, and says them.
     let feed = move || drop(stdin.write_all(input.as_bytes()));

@@ -35,10 +35,27 @@ pub(crate) fn choose(mask: &Tensor, yes: &Tensor, no: &Tensor, out: &Tensor) {
     with_element!(out.dtype, T => {
         let (vm, vy, vn) = (mask.read::<f32>(), yes.read::<T>(), no.read::<T>());
         let (vm, vy, vn) = (&*vm, &*vy, &*vn);
-        fill_rows(out, [mask, yes, no], |row: &mut [T], [m, y, n], [dm, dy, dn]| {
-            row.iter_mut().enumerate().for_each(|(i, o)| {
-                *o = if vm[m + i * dm] == 0.0 { vn[n + i * dn] } else { vy[y + i * dy] };
-            });
+        let pick = |m: f32, y: T, n: T| if m == 0.0 { n } else { y };
+        fill_rows(out, [mask, yes, no], |row: &mut [T], [m, y, n], steps| {
+            let len = row.len();
+            let (of_row, ones) = (row.iter_mut().enumerate(), |from: usize| from..from + len);
+            match steps {
+                [1, 1, 1] => {
+                    let (m, y, n) = (&vm[ones(m)], &vy[ones(y)], &vn[ones(n)]);
+                    of_row.for_each(|(i, o)| *o = pick(m[i], y[i], n[i]));
+                }
+                [1, 0, 1] => {
+                    let (m, y, n) = (&vm[ones(m)], vy[y], &vn[ones(n)]);
+                    of_row.for_each(|(i, o)| *o = pick(m[i], y, n[i]));
+                }
+                [1, 1, 0] => {
+                    let (m, y, n) = (&vm[ones(m)], &vy[ones(y)], vn[n]);
+                    of_row.for_each(|(i, o)| *o = pick(m[i], y[i], n));
+                }
+                [dm, dy, dn] => {
+                    of_row.for_each(|(i, o)| *o = pick(vm[m + i * dm], vy[y + i * dy], vn[n + i * dn]));
+                }
+            }
         });
     });
 }
@@ -76,8 +93,10 @@ pub(crate) fn gather(x: &Tensor, index: &Tensor, dim: usize, out: &Tensor) {
     let _timer = out.device().time("choices");
     let ([_, size, inner], [_, taken, _]) = (around(x.shape(), dim), around(out.shape(), dim));
     let places = index.read_contiguous::<i64>("gather");
-    if let Some(place) = places.iter().find(|place| !(0..size as i64).contains(place)) {
-        panic!("gather: place {place} along dimension {dim} of shape {}", x.shape());
+    // All of them at once, which takes less time than to stop at the first.
+    if places.iter().fold(false, |wrong, &place| wrong | (place as u64 >= size as u64)) {
+        let wrong = places.iter().find(|place| !(0..size as i64).contains(place));
+        panic!("gather: place {} along dimension {dim} of shape {}", wrong.unwrap_or(&0), x.shape());
     }
     let (places, device) = (&*places, out.device());
     with_element!(x.dtype, T => {
@@ -87,7 +106,12 @@ pub(crate) fn gather(x: &Tensor, index: &Tensor, dim: usize, out: &Tensor) {
         device.for_chunks(&mut vo, (several * taken * inner).max(1), |chunk, out| {
             let first = chunk * several;
             for (line, out) in (first..).zip(out.chunks_exact_mut((taken * inner).max(1))) {
-                let (x, places) = (&vx[line * size * inner..], &places[line * taken * inner..]);
+                let (x, places) =
+                    (&vx[line * size * inner..][..size * inner], &places[line * taken * inner..]);
+                if inner == 1 {
+                    out.iter_mut().zip(places).for_each(|(o, &place)| *o = x[place as usize]);
+                    continue;
+                }
                 for (out, places) in out.chunks_exact_mut(inner).zip(places.chunks_exact(inner)) {
                     let each = out.iter_mut().zip(places).enumerate();
                     each.for_each(|(i, (o, &place))| *o = x[place as usize * inner + i]);

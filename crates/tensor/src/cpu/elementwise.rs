@@ -94,11 +94,11 @@ pub(crate) fn unary(f: Unary, x: &Tensor, out: &Tensor) {
     let _timer = out.device().time("functions");
     with_float!(out.dtype, "an elementwise function", T => match f {
         Unary::Neg => map::<T>(x, out, |x| -x),
-        Unary::Exp => map::<T>(x, out, |x| x.exp()),
+        Unary::Exp => map::<T>(x, out, |x| x.exp_in_lanes()),
         Unary::Ln => map::<T>(x, out, |x| x.ln()),
         Unary::Sqrt => map::<T>(x, out, |x| x.sqrt()),
         Unary::Tanh => map::<T>(x, out, |x| x.tanh()),
-        Unary::Sigmoid => map::<T>(x, out, |x| T::ONE / (T::ONE + (-x).exp())),
+        Unary::Sigmoid => map::<T>(x, out, |x| T::ONE / (T::ONE + (-x).exp_in_lanes())),
         Unary::Relu => map::<T>(x, out, |x| if x > T::ZERO || x.is_nan() { x } else { T::ZERO }),
         Unary::Gelu => map::<T>(x, out, |x| x * normal_cdf(x)),
         Unary::GeluTanh => map::<T>(x, out, |x| x * gelu_tanh_share(x)),
@@ -108,6 +108,12 @@ pub(crate) fn unary(f: Unary, x: &Tensor, out: &Tensor) {
         Unary::Square => map::<T>(x, out, |x| x * x),
         Unary::Powf(p) => map::<T>(x, out, |x| x.powf(T::from_f64(p))),
         Unary::Over(d) => map::<T>(x, out, |x| x / T::from_f64(d)),
+        Unary::Clamp { least, most } => {
+            let (least, most) = (T::from_f64(least), T::from_f64(most));
+            // Comparisons with a NaN are false, so it stays.
+            let above = move |x: T| if x < least { least } else { x };
+            map::<T>(x, out, move |x| if x > most { most } else { above(x) })
+        }
         Unary::Affine { mul, add } => {
             let (mul, add) = (T::from_f64(mul), T::from_f64(add));
             map::<T>(x, out, |x| x.mul_add(mul, add))
@@ -168,6 +174,10 @@ pub(crate) fn unary_gradient(f: Unary, kept: &Tensor, grad: &Tensor, out: &Tenso
         Unary::Powf(p) => zip::<T>(kept, grad, out, |x, g| g * T::from_f64(p) * x.powf(T::from_f64(p - 1.0))),
         Unary::Over(d) => map::<T>(grad, out, |g| g / T::from_f64(d)),
         Unary::Affine { mul, .. } => map::<T>(grad, out, |g| g * T::from_f64(mul)),
+        Unary::Clamp { least, most } => {
+            let (least, most) = (T::from_f64(least), T::from_f64(most));
+            zip::<T>(kept, grad, out, |x, g| if least < x && x < most { g } else { T::ZERO })
+        }
     });
 }
 

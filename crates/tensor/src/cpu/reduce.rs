@@ -119,6 +119,9 @@ pub(crate) fn max_rows(x: &Tensor, width: usize, largest: &Tensor, index: &Tenso
     });
 }
 
+/// So many of a row are found by keeping the largest so far in order; of more the row is sorted.
+const FEW_OF_MANY: usize = 64;
+
 /// Where the largest of each row of the contiguous `x` (rows, width) stand, the largest first: `index` is (rows, as many as are wanted). The
 /// first of equals comes before the others, and what is no number before all.
 pub(crate) fn top_rows(x: &Tensor, index: &Tensor) {
@@ -137,11 +140,19 @@ pub(crate) fn top_rows(x: &Tensor, index: &Tensor) {
                     size(b).partial_cmp(&size(a)).unwrap_or(Ordering::Equal).then(a.cmp(&b))
                 };
                 all.clear();
-                all.extend(0..width);
-                if wanted < width {
-                    all.select_nth_unstable_by(wanted, order);
+                if wanted <= FEW_OF_MANY && wanted < width {
+                    for at in 0..width {
+                        let worst = all.get(wanted - 1).map(|&worst| row[worst]);
+                        if worst.is_none_or(|worst| row[at] > worst || row[at].is_nan()) {
+                            let place = all.partition_point(|other| order(other, &at) == Ordering::Less);
+                            all.insert(place, at);
+                            all.truncate(wanted);
+                        }
+                    }
+                } else {
+                    all.extend(0..width);
+                    all.sort_unstable_by(order);
                 }
-                all[..wanted].sort_unstable_by(order);
                 places.iter_mut().zip(&all).for_each(|(place, &at)| *place = at as i64);
             }
         });

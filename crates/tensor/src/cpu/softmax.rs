@@ -1,5 +1,6 @@
 //! Softmax and its logarithm. Rows are the last dimension of contiguous tensors.
 
+use crate::cpu::exponential::Exponential;
 use crate::cpu::share;
 use crate::dtype::{Float, with_float};
 use crate::op::Form;
@@ -20,11 +21,27 @@ pub(super) fn rows<T: Float>(out: &Tensor, width: usize, f: impl Fn(usize, &mut 
     });
 }
 
-/// The largest of a row and the sum of exp(x - largest).
-fn normaliser<T: Float>(x: &[T]) -> (T, T) {
-    let largest = x.iter().fold(T::NEG_INFINITY, |a, &b| a.larger(b));
-    let sum = x.iter().fold(T::ZERO, |sum, &x| sum + (x - largest).exp());
-    (largest, sum)
+/// Independent largest values and partial sums of a row, so that they become vectors.
+const LANES: usize = 16;
+
+/// The largest of a row and the sum of exp(x - largest), in an order that the row's length alone decides.
+#[inline(always)]
+fn normaliser<T: Exponential>(x: &[T]) -> (T, T) {
+    let (whole, rest) = x.as_chunks::<LANES>();
+    let mut most = [T::NEG_INFINITY; LANES];
+    let in_lanes = |most: &mut [T; LANES], some: &[T]| {
+        most.iter_mut().zip(some).for_each(|(most, &x)| *most = most.larger(x));
+    };
+    whole.iter().for_each(|some| in_lanes(&mut most, some));
+    in_lanes(&mut most, rest);
+    let largest = most.iter().fold(T::NEG_INFINITY, |a, &b| a.larger(b));
+    let mut sums = [T::ZERO; LANES];
+    let in_lanes = |sums: &mut [T; LANES], some: &[T]| {
+        sums.iter_mut().zip(some).for_each(|(sum, &x)| *sum += (x - largest).exp_in_lanes());
+    };
+    whole.iter().for_each(|some| in_lanes(&mut sums, some));
+    in_lanes(&mut sums, rest);
+    (largest, sums.iter().fold(T::ZERO, |sum, &x| sum + x))
 }
 
 /// `out = softmax(x)` or its logarithm, along rows of `width`.
@@ -39,7 +56,7 @@ pub(crate) fn softmax(form: Form, x: &Tensor, width: usize, out: &Tensor) {
             match form {
                 Form::Softmax => {
                     let scale = T::ONE / sum;
-                    o.iter_mut().zip(x).for_each(|(o, &x)| *o = (x - largest).exp() * scale);
+                    o.iter_mut().zip(x).for_each(|(o, &x)| *o = (x - largest).exp_in_lanes() * scale);
                 }
                 Form::LogSoftmax => {
                     // One after the other: beside a large number the second would be lost.
@@ -68,7 +85,7 @@ pub(crate) fn softmax_gradient(form: Form, y: &Tensor, grad: &Tensor, width: usi
                 // dx = g - exp(y) sum(g)
                 Form::LogSoftmax => {
                     let sum = g.iter().fold(T::ZERO, |s, &g| s + g);
-                    o.iter_mut().zip(y.iter().zip(g)).for_each(|(o, (&y, &g))| *o = g - y.exp() * sum);
+                    o.iter_mut().zip(y.iter().zip(g)).for_each(|(o, (&y, &g))| *o = g - y.exp_in_lanes() * sum);
                 }
             }
         });

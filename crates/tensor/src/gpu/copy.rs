@@ -87,12 +87,14 @@ pub(crate) fn convert(engine: &Engine, from: &Tensor, out: &Tensor) {
 #[track_caller]
 fn conversion(from: DType, to: DType) -> (&'static str, DType) {
     match (from, to) {
+        (DType::I64, _) => ("from_integers", to),
+        (_, DType::I64) => ("to_integers", from),
         (_, DType::F64) => ("to_f64", from),
         (DType::F32, _) => ("from_f32", to),
         (DType::BF16, _) => ("from_bf16", to),
         (DType::F16, _) => ("from_f16", to),
         (DType::F64, _) => ("from_f64", to),
-        (DType::I64 | DType::U8, _) => panic!("cast: from {from} to {to}: floats are cast to floats"),
+        (DType::U8, _) => panic!("cast: from {from} to {to}: floats and i64 are cast to each other"),
     }
 }
 

@@ -25,6 +25,7 @@ fn named(f: Unary) -> ([&'static str; 2], [f64; 2]) {
         Unary::Square => (["square", "square_gradient"], none),
         Unary::Powf(p) => (["power", "power_gradient"], [p, p - 1.0]),
         Unary::Over(d) => (["over", "over_gradient"], [d, 0.0]),
+        Unary::Clamp { least, most } => (["clamp", "clamp_gradient"], [least, most]),
         Unary::Affine { mul, add } => (["affine", "affine_gradient"], [mul, add]),
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::dtype::DType;
 use crate::kernel;
-use crate::op::{Op, Relation};
+use crate::op::{Op, Relation, Unary};
 use crate::ops::{keep, recorded};
 use crate::shape::Shape;
 use crate::tensor::Tensor;
@@ -139,11 +139,12 @@ impl Tensor {
         mask.where_cond(&Tensor::scalar(self.device(), value, self.dtype), self)
     }
 
-    /// Each element, or the bound beyond which it lies. The gradient is that of what lies within, the bounds too.
+    /// Each element, or the bound beyond which it lies; what is no number stays. The gradient is that of what lies between the bounds, as in
+    /// PyTorch.
     #[track_caller]
     pub fn clamp(&self, least: f64, most: f64) -> Tensor {
         assert!(least <= most, "clamp: to no less than {least} and no more than {most}");
-        self.masked_fill(&self.lt(least), least).masked_fill(&self.gt(most), most)
+        self.mapped(Unary::Clamp { least, most })
     }
 
     /// The elements along dimension `dim` that `index`, i64, says: it has this tensor's shape but for that dimension, and so has the
@@ -179,11 +180,18 @@ impl Tensor {
     pub fn index_select(&self, dim: usize, ids: &Tensor) -> Tensor {
         self.check_dim("index_select", dim);
         let &[n] = ids.dims() else { panic!("index_select: ids of shape {}: (n) would do", ids.shape()) };
-        let mut line = Shape::new(&[]);
-        for d in 0..self.shape().n_dims() {
-            line = line.insert(d, if d == dim { n } else { 1 });
+        if !self.dtype.is_float() {
+            let mut line = Shape::new(&[]);
+            for d in 0..self.shape().n_dims() {
+                line = line.insert(d, if d == dim { n } else { 1 });
+            }
+            return self.gather(dim, &ids.reshape(line).broadcast_to(self.shape().with(dim, n)));
         }
-        self.gather(dim, &ids.reshape(line).broadcast_to(self.shape().with(dim, n)))
+        // As rows of a table.
+        let first = self.transpose(0, dim);
+        let (size, shape) = (first.dims()[0], first.shape().with(0, n));
+        let table = first.reshape([size, self.count() / size.max(1)]);
+        table.embedding(ids).reshape(shape).transpose(0, dim)
     }
 }
 
