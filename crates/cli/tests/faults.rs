@@ -114,7 +114,7 @@ fn two_models_in_one_group_are_told_apart() {
     let message = text(&out.stderr);
     assert_eq!(out.status.code(), Some(1), "{message}");
     let words = "rank 1 would train otherwise than rank 0: ";
-    let model = "model.name is \"linear-regression\" there, and here \"mnist\"";
+    let model = "model.name is \"linear-regression\" there, and \"mnist\" on rank 0";
     assert!(message.contains(words) && message.contains(model), "{message}");
     for rank in ["0", "1"] {
         assert!(!folder.path().join(rank).join("model.safetensors").exists());

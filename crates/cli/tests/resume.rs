@@ -539,7 +539,7 @@ fn ranks_that_would_train_otherwise_are_told_how() {
     let out = command.arg(program).output().unwrap();
     let said = text(&out.stderr);
     assert_eq!(out.status.code(), Some(1), "{said}");
-    let words = "rank 1 would train otherwise than rank 0: optimizer.lr is 0.2 there, and here 0.1\n";
+    let words = "rank 1 would train otherwise than rank 0: optimizer.lr is 0.2 there, and 0.1 on rank 0\n";
     assert!(said.contains(words) && said.contains("not started again"), "{said}");
 }
 

@@ -1,9 +1,12 @@
 //! GPT-2's decoder against PyTorch's. `golden/gpt.py` made the figures.
 
+mod unit;
+
 use phalanx_nn::models::{Gpt, GptConfig, Head};
 use phalanx_nn::optim::{Adam, Optimizer};
 use phalanx_nn::{Ctx, Loss, Module, Parameters, Weights};
 use phalanx_tensor::{Device, GradSink, LeafId, Tensor, backward};
+use unit::unit;
 
 /// Float32 rounding through two blocks, relative to the largest of 1 and the figure.
 const TOLERANCE: f64 = 2e-5;
@@ -11,15 +14,6 @@ const TOLERANCE: f64 = 2e-5;
 const SMALL: GptConfig =
     GptConfig { layers: 2, width: 12, heads: 3, context: 9, vocabulary: 17, dropout: 0.0, head: Head::Tied };
 const LOSS: Loss = Loss::CrossEntropy { label_smoothing: 0.0 };
-
-/// A number in [-1, 1) for stream `k` and index `i`, as in `golden/gpt.py`.
-fn unit(k: u64, i: u64) -> f64 {
-    let mut z = (k << 40).wrapping_add(i).wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^= z >> 31;
-    (z >> 40) as f64 / f64::from(1 << 23) - 1.0
-}
 
 #[track_caller]
 fn same(what: &str, got: f64, want: &serde_json::Value) {

@@ -1,20 +1,14 @@
 //! The models against PyTorch's, filled by the same formula. `golden/models.py` made the figures.
 
+mod unit;
+
 use phalanx_nn::models::{Autoencoder, MnistHpcNet, MnistNet};
 use phalanx_nn::{Ctx, Loss, Module, Parameters};
 use phalanx_tensor::{Device, Tensor};
+use unit::unit;
 
 /// Float32 rounding through up to six layers, relative to the largest of 1 and the figure.
 const TOLERANCE: f64 = 2e-5;
-
-/// A number in [-1, 1) for stream `k` and index `i`, as in `golden/models.py`.
-fn unit(k: u64, i: u64) -> f64 {
-    let mut z = (k << 40).wrapping_add(i).wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^= z >> 31;
-    (z >> 40) as f64 / f64::from(1 << 23) - 1.0
-}
 
 fn fill(parameters: &Parameters) {
     for k in 0..parameters.names().len() {

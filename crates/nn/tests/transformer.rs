@@ -1,7 +1,10 @@
 //! The encoder's layer against PyTorch's. `golden/transformer.py` made the figures.
 
+mod unit;
+
 use phalanx_nn::{Ctx, EncoderLayerConfig, Module, Parameters, TransformerEncoderLayer};
 use phalanx_tensor::{Device, Shape, Tensor};
+use unit::unit;
 
 /// Float32 rounding through a layer, relative to the largest of 1 and the figure.
 const TOLERANCE: f64 = 2e-5;
@@ -13,15 +16,6 @@ const CONFIG: EncoderLayerConfig = EncoderLayerConfig {
     activation: Tensor::relu,
     norm_first: false,
 };
-
-/// A number in [-1, 1) for stream `k` and index `i`, as in `golden/gpt.py`.
-fn unit(k: u64, i: u64) -> f64 {
-    let mut z = (k << 40).wrapping_add(i).wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^= z >> 31;
-    (z >> 40) as f64 / f64::from(1 << 23) - 1.0
-}
 
 fn values(device: &Device, k: u64, shape: impl Into<Shape>, factor: f64) -> Tensor {
     let shape = shape.into();

@@ -31,6 +31,41 @@
 //! }
 //! ```
 //!
+//! A loss that isn't among those of [`nn::Loss`] is [`nn::Loss::own`]. A loop of one's own, as for two networks that learn by each other,
+//! has a [`parallel::Strategy`] make gradients whole, and moves the parameters itself:
+//!
+//! ```
+//! use phalanx::nn::optim::{Adam, Optimizer};
+//! use phalanx::nn::{Ctx, Linear, Module, Parameters};
+//! use phalanx::parallel::{Ddp, Strategy, Sync};
+//! use phalanx::tensor::{DType, Keep, Philox, Tensor};
+//!
+//! // Two ranks, as threads; `Worker::from_env` makes one of a process.
+//! phalanx::spawn(2, |worker| {
+//!     let (device, group) = (worker.device(), worker.group());
+//!     let mut model = Linear::new(3, 1);
+//!     let parameters = Parameters::build(&mut model, device, 0);
+//!     let mut optimizer = Optimizer::new(Adam { lr: 0.05, ..Adam::default() })?;
+//!     let mut strategy = Ddp::new(group.clone());
+//!     strategy.prepare(&parameters)?; // rank 0's values
+//!     let mut last = f64::INFINITY;
+//!     for step in 0..100 {
+//!         let own = Philox::new(step, group.rank().0.into());
+//!         let x = Tensor::uniform(device, [8, 3], -1.0, 1.0, DType::F32, own);
+//!         let y = model.forward(&x, &mut Ctx::eval());
+//!         let loss = (y - x.sum(&[1], Keep::Yes)).square().mean_all();
+//!         // These are half of the step's samples.
+//!         strategy.backward(&parameters, Some(&loss), 0.5, Sync::Now)?;
+//!         strategy.finish(&parameters)?;
+//!         strategy.step(&mut optimizer, &parameters, device, 1.0)?;
+//!         last = loss.item();
+//!     }
+//!     assert!(last < 0.1, "{last}");
+//!     Ok(())
+//! })?;
+//! # Ok::<(), phalanx::Error>(())
+//! ```
+//!
 //! The layers below are re-exported whole: [`tensor`] computes, [`nn`] has modules and optimizers, [`data`] samples,
 //! [`comm`] collectives, [`parallel`] strategies.
 #![forbid(unsafe_code)]

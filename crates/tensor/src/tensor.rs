@@ -103,7 +103,7 @@ impl Tensor {
         Tensor { storage, ..self }
     }
 
-    /// Independent numbers, evenly distributed in [low, high): element `i` is a function of `key` and `i` alone.
+    /// Independent numbers, evenly distributed in [low, high), which in 16 bits may round to `high`: element `i` is a function of `key` and `i` alone.
     pub fn uniform(
         device: &Device,
         shape: impl Into<Shape>,
@@ -116,6 +116,9 @@ impl Tensor {
         if let Backend::Gpu(engine) = device.backend() {
             engine.uniform(low, high, key, &out);
             return out;
+        }
+        if dtype.is_half() {
+            return Tensor::uniform(device, *out.shape(), low, high, DType::F32, key).cast(dtype);
         }
         with_float!(dtype, "uniform", T => {
             let values = &mut out.write::<T>()[..out.count()];
@@ -141,6 +144,9 @@ impl Tensor {
         if let Backend::Gpu(engine) = device.backend() {
             engine.normal(mean, std, key, &out);
             return out;
+        }
+        if dtype.is_half() {
+            return Tensor::normal(device, *out.shape(), mean, std, DType::F32, key).cast(dtype);
         }
         with_float!(dtype, "normal", T => {
             let values = &mut out.write::<T>()[..out.count()];

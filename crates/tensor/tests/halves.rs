@@ -65,6 +65,19 @@ fn casts_round_once_and_give_gradients_back_in_the_type_they_came_from() {
 }
 
 #[test]
+fn random_numbers_are_those_of_float32_rounded() {
+    let device = Device::cpu(1);
+    for half in [DType::BF16, DType::F16] {
+        let of = |dtype| {
+            let normal = Tensor::normal(&device, [50], 1.0, 2.0, dtype, Philox::new(1, 2));
+            let uniform = Tensor::uniform(&device, [50], -1.0, 1.0, dtype, Philox::new(1, 2));
+            [normal, uniform].map(|x| x.cast(half).cast(DType::F32).to_vec::<f32>())
+        };
+        assert_eq!(of(half), of(DType::F32), "{half}");
+    }
+}
+
+#[test]
 #[should_panic(expected = "cast: from u8 to bf16")]
 fn bytes_are_not_cast() {
     Tensor::from_slice(&Device::cpu(1), &[1u8], [1]).cast(DType::BF16);

@@ -2,7 +2,8 @@
 //! Jones, Gomez, Kaiser and Polosukhin, "Attention Is All You Need", 2017.
 //!
 //! Shapes: B samples, T positions, W numbers a position. A mask is f32, 1 where a position may be seen and 0 where not, and spreads to (B,
-//! heads, T, T): for samples that are filled up by an id `PAD`, `ids.ne(PAD).reshape([b, 1, 1, t])`.
+//! heads, T, T): for samples that are filled up by an id `PAD`, `ids.ne(PAD).reshape([b, 1, 1, t])`. PyTorch's `key_padding_mask` says the opposite, and masks of
+//! its scores are sums.
 
 use crate::module::{Ctx, Module, Visitor};
 use crate::param::{Init, Param};

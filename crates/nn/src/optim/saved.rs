@@ -47,14 +47,24 @@ pub enum ResumeError {
 }
 
 impl Optimizer {
-    /// The state for a file.
+    /// The state for a file. Panics if it is of a part of the parameters, as under FSDP, whose strategy gives the whole one.
+    #[track_caller]
     pub fn to_weights(&self, parameters: &Parameters) -> Weights {
         let mut weights = Weights::default();
+        let whole = parameters.layout().len();
         for (name, steps) in self.counts() {
             weights.push(name, Shape::new(&[]), &[steps]);
         }
         for (state, flat) in self.state() {
-            weights.append(flat.with(|flat| parameters.to_weights_from(flat, &format!(".{state}"))));
+            let append = |flat: &[f32]| {
+                assert!(
+                    flat.len() == whole,
+                    "Optimizer::to_weights: {state} is of {} of the {whole} numbers of the model: `Strategy::whole_state` gives that of all",
+                    flat.len()
+                );
+                weights.append(parameters.to_weights_from(flat, &format!(".{state}")));
+            };
+            flat.with(append);
         }
         weights
     }

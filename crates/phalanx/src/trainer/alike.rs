@@ -75,7 +75,7 @@ fn differences(first: &str, other: &str) -> String {
     let (first, other) = (told(first), told(other));
     let shown = |value: Option<&String>| value.cloned().unwrap_or_else(|| "not set".to_owned());
     let words: Vec<String> = differing(&first, &other)
-        .map(|(key, first, other)| format!("{key} is {} there, and here {}", shown(other), shown(first)))
+        .map(|(key, first, other)| format!("{key} is {} there, and {} on rank 0", shown(other), shown(first)))
         .collect();
     words.join("; ")
 }
@@ -89,11 +89,11 @@ mod tests {
         let differ = |first: &str, other: &str| differences(first, other);
         assert_eq!(
             differ("seed = 1\nshuffle = true\n", "seed = 2\nshuffle = true\n"),
-            "seed is 2 there, and here 1"
+            "seed is 2 there, and 1 on rank 0"
         );
         assert_eq!(
             differ("a = 1\n", "a = 1\ntrain.clip_norm = 0.5\n"),
-            "train.clip_norm is 0.5 there, and here not set"
+            "train.clip_norm is 0.5 there, and not set on rank 0"
         );
     }
 }
