@@ -38,13 +38,17 @@ struct Shared {
     region: Mutex<Option<Region>>,
     wake: Condvar,
     next_task: AtomicUsize,
-    /// Workers that have not yet finished the current region.
-    busy: AtomicUsize,
+    /// Whether the region may be come to ([`OPEN`]), and [`ONE`] for each worker that is in it. While it is 0 what the region points to may
+    /// be gone.
+    gate: AtomicUsize,
     sleepers: AtomicUsize,
     /// What the first task of the region that panicked did so with.
     panicked: Mutex<Option<Panic>>,
     stop: AtomicBool,
 }
+
+const OPEN: usize = 1;
+const ONE: usize = 2;
 
 /// Threads that run the tasks of one parallel region at a time.
 pub(crate) struct Pool {
@@ -122,7 +126,7 @@ impl Team {
             region: Mutex::new(None),
             wake: Condvar::new(),
             next_task: AtomicUsize::new(0),
-            busy: AtomicUsize::new(0),
+            gate: AtomicUsize::new(0),
             sleepers: AtomicUsize::new(0),
             panicked: Mutex::new(None),
             stop: AtomicBool::new(false),
@@ -150,12 +154,13 @@ impl Team {
     fn during<O>(&self, n_tasks: usize, task: &Task<'_>, own: impl FnOnce() -> O) -> std::thread::Result<O> {
         let shared = &*self.shared;
         // SAFETY: only the lifetime is changed. Before this function returns or unwinds the region is closed, so that no worker comes to it
-        // any more, and those that came have left (`busy` is 0): the pointer is never followed after `task` is gone.
+        // any more, and those that came have left (the gate is 0): the pointer is never followed after `task` is gone.
         let task_ptr: *const Task<'static> = unsafe { std::mem::transmute(task as *const Task<'_>) };
         {
             let mut region = lock(&shared.region);
             shared.next_task.store(0, Ordering::Relaxed);
             *region = Some(Region { task: task_ptr, n_tasks });
+            shared.gate.store(OPEN, Ordering::Release);
             shared.epoch.fetch_add(1, Ordering::Release);
         }
         if shared.sleepers.load(Ordering::SeqCst) > 0 {
@@ -164,8 +169,8 @@ impl Team {
         let own = catch_unwind(AssertUnwindSafe(own));
         wait_until(|| shared.next_task.load(Ordering::Relaxed) >= n_tasks);
         // Nobody waits for those that didn't come before there was nothing left to do.
-        *lock(&shared.region) = None;
-        wait_until(|| shared.busy.load(Ordering::Acquire) == 0);
+        shared.gate.fetch_and(!OPEN, Ordering::AcqRel);
+        wait_until(|| shared.gate.load(Ordering::Acquire) == 0);
         let theirs = lock(&shared.panicked).take();
         own.and_then(|own| theirs.map_or(Ok(own), Err))
     }
@@ -191,11 +196,9 @@ fn claim(shared: &Shared, n_tasks: usize, task: &Task<'_>) {
 
 /// Comes to the region, if one is open.
 fn come(shared: &Shared) -> Option<Region> {
-    let region = lock(&shared.region);
-    if region.is_some() {
-        shared.busy.fetch_add(1, Ordering::Relaxed);
-    }
-    *region
+    let come = |gate: usize| (gate & OPEN != 0).then_some(gate + ONE);
+    shared.gate.fetch_update(Ordering::Acquire, Ordering::Relaxed, come).ok()?;
+    *lock(&shared.region)
 }
 
 fn work(shared: &Shared) {
@@ -221,13 +224,13 @@ fn work(shared: &Shared) {
         }
         seen = shared.epoch.load(Ordering::Acquire);
         let Some(region) = come(shared) else { continue };
-        // SAFETY: `busy` counts this worker until it leaves below, and `Team::during` waits for that before it lets `task` go.
+        // SAFETY: the gate counts this worker until it leaves below, and `Team::during` waits for that before it lets `task` go.
         let task = unsafe { &*region.task };
         // One that panics leaves other tasks to be done.
         while let Err(panic) = catch_unwind(AssertUnwindSafe(|| claim(shared, region.n_tasks, task))) {
             lock(&shared.panicked).get_or_insert(panic);
         }
-        shared.busy.fetch_sub(1, Ordering::Release);
+        shared.gate.fetch_sub(ONE, Ordering::Release);
     }
 }
 
@@ -378,6 +381,24 @@ mod tests {
         assert_eq!(run(|| panic!("the caller's own")), "the caller's own");
         assert_eq!(ended.load(Ordering::SeqCst), 2);
         assert_eq!(team.run(2, &|_| (), || 3), 3, "it works on");
+    }
+
+    /// More threads than cores come to regions that are done before they do, and to none when its tasks are gone.
+    #[test]
+    fn who_comes_late_finds_nothing_left_and_touches_nothing() {
+        let pool = Pool::new(6);
+        for round in 0..5000usize {
+            let (n, base) = (2 + round % 7, round);
+            let done: Vec<AtomicUsize> = (0..n).map(|_| AtomicUsize::new(base)).collect();
+            pool.run(n, &|i| {
+                assert_eq!(
+                    done[i].fetch_add(1, Ordering::Relaxed),
+                    base,
+                    "a task of another region, or done before"
+                );
+            });
+            assert!(done.iter().all(|done| done.load(Ordering::Relaxed) == base + 1));
+        }
     }
 
     #[test]
