@@ -2,8 +2,8 @@
 //! Jones, Gomez, Kaiser and Polosukhin, "Attention Is All You Need", 2017.
 //!
 //! Shapes: B samples, T positions, W numbers a position. A mask is f32, 1 where a position may be seen and 0 where not, and spreads to (B,
-//! heads, T, T): for samples that are filled up by an id `PAD`, `ids.ne(PAD).reshape([b, 1, 1, t])`. PyTorch's `key_padding_mask` says the opposite, and masks of
-//! its scores are sums.
+//! heads, T, T): for samples that are filled up by an id `PAD`, `ids.ne(PAD).reshape([b, 1, 1, t])`. PyTorch's
+//! `key_padding_mask` says the opposite, and its masks of scores are added to them.
 
 use crate::module::{Ctx, Module, Visitor};
 use crate::param::{Init, Param};
@@ -56,15 +56,10 @@ impl MultiheadAttention {
     /// The same where positions see those alone that the mask says.
     #[track_caller]
     pub fn forward_masked(&self, x: &Tensor, mask: Option<&Tensor>, ctx: &mut Ctx) -> Tensor {
-        let &[b, t, width] = x.dims() else {
-            panic!("MultiheadAttention: rows of shape {}: (B, T, W) would do", x.shape())
-        };
         let qkv = x.linear(&self.in_proj_weight, Some(&self.in_proj_bias)); // (B, T, 3 W)
-        let heads = qkv.reshape([b, t, 3, self.heads, width / self.heads]).permute(&[2, 0, 3, 1, 4]); // (3, B, H, T, D)
-        let [q, k, v] = [0, 1, 2].map(|i| heads.narrow(0, i, 1).squeeze(0));
         let key = (ctx.training() && self.dropout > 0.0).then(|| ctx.dropout_key());
-        let y = q.attention(&k, &v, mask, key.as_ref().map(|key| (self.dropout, key))); // (B, H, T, D)
-        self.out_proj.forward(&y.transpose(1, 2).reshape([b, t, width]), ctx)
+        let dropout = key.as_ref().map(|key| (self.dropout, key));
+        self.out_proj.forward(&qkv.self_attention(self.heads, mask, dropout), ctx)
     }
 }
 

@@ -94,15 +94,25 @@ impl Tensor {
     /// scores, several times.
     #[track_caller]
     pub fn causal_attention_in_steps(&self, heads: usize, dropout: Option<(f64, &DropoutKey)>) -> Tensor {
-        let [batch, time, width] = self.check_heads("causal_attention_in_steps", heads);
-        let depth = width / heads;
-        let apart = self.reshape([batch, time, 3, heads, depth]).permute(&[2, 0, 3, 1, 4]); // (3, B, H, T, D)
-        let part = |i: usize| apart.narrow(0, i, 1).squeeze(0);
+        let [_, time, _] = self.check_heads("causal_attention_in_steps", heads);
         let not_later = |i: usize| if i % time > i / time { 0.0f32 } else { 1.0 };
         let mask: Vec<f32> = (0..time * time).map(not_later).collect();
-        let mask = Tensor::constant(self.device(), &mask, [time, time]);
-        let y = part(0).attention(&part(1), &part(2), Some(&mask), dropout);
-        y.transpose(1, 2).reshape([batch, time, width])
+        self.self_attention(heads, Some(&Tensor::constant(self.device(), &mask, [time, time])), dropout)
+    }
+
+    /// [`Tensor::attention`] of the positions of each sample to each other: this tensor, (B, T, 3 W), holds queries, keys and values as for
+    /// [`Tensor::causal_attention`], and the result is (B, T, W).
+    #[track_caller]
+    pub fn self_attention(
+        &self,
+        heads: usize,
+        mask: Option<&Tensor>,
+        dropout: Option<(f64, &DropoutKey)>,
+    ) -> Tensor {
+        let [batch, time, width] = self.check_heads("self_attention", heads);
+        let apart = self.reshape([batch, time, 3, heads, width / heads]).permute(&[2, 0, 3, 1, 4]); // (3, B, H, T, D)
+        let [q, k, v] = [0, 1, 2].map(|i| apart.narrow(0, i, 1).squeeze(0));
+        q.attention(&k, &v, mask, dropout).transpose(1, 2).reshape([batch, time, width])
     }
 
     /// Attention of these queries, (B, H, T, D), to keys (B, H, S, D) with values (B, H, S, E): (B, H, T, E). The shares of each query are
