@@ -8,10 +8,11 @@ use crate::store::Desk;
 use crate::succession::RollCall;
 use phalanx_job::{AGENT_PURPOSE, Cause, FromWorker, Link, MAX_FRAME, Notice, Terms, ToWorker};
 use phalanx_wire::{
-    Channel, Deadline, Generation, HandshakeError, Hello, Pass, Rank, Strangers, read_frame, write_frame,
+    Channel, Deadline, Generation, HandshakeError, Hello, Pass, Rank, Reception, Strangers, read_frame,
+    receive, write_frame,
 };
 use std::collections::{BTreeSet, HashMap};
-use std::io::{ErrorKind, Result};
+use std::io::Result;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -21,8 +22,6 @@ use std::time::{Duration, Instant};
 const NEWCOMER_LIMIT: Duration = Duration::from_secs(10);
 /// How long an agent may wait to be led from here: others may find out later than it that their coordinator is gone.
 const STAND_BY_LIMIT: Duration = Duration::from_secs(5);
-/// How long it rests where those who wait outside can't be taken in: to look again at once would take a core.
-const BARRED: Duration = Duration::from_millis(50);
 /// How often to look whether it is.
 const LOOK: Duration = Duration::from_millis(5);
 /// What the purpose of an agent's connection begins with, whatever its version.
@@ -115,7 +114,7 @@ impl Coordinator {
         let serving = Arc::clone(&shared);
         std::thread::Builder::new()
             .name("phalanx-coord".into())
-            .spawn(move || accept(&listener, &serving))?;
+            .spawn(move || receive(&listener, &serving))?;
         Ok(Coordinator { address, shared })
     }
 
@@ -315,67 +314,6 @@ impl Shared {
     }
 }
 
-fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
-    let mut is_barred = false;
-    for stream in listener.incoming() {
-        if shared.stop.load(Ordering::Relaxed) {
-            return;
-        }
-        let stream = match stream {
-            Ok(stream) => stream,
-            // Who waits outside goes on doing so, and there is no descriptor for it.
-            Err(error) => {
-                if !std::mem::replace(&mut is_barred, true) {
-                    tracing::warn!("connections have to wait: {error}");
-                }
-                std::thread::sleep(BARRED);
-                continue;
-            }
-        };
-        is_barred = false;
-        let from = stream.peer_addr().map_or_else(|_| "an unknown address".into(), |a| a.to_string());
-        let Ok(handle) = stream.try_clone() else { continue };
-        let (number, evicted) = shared.strangers.enter(handle);
-        if let Some(evicted) = evicted {
-            // A connection that is gone already needs no closing.
-            let _ = evicted.shutdown(Shutdown::Both);
-        }
-        let serving = Arc::clone(shared);
-        let thread = std::thread::Builder::new().name("phalanx-member".into()).spawn(move || {
-            let met = prove(stream, &serving);
-            serving.strangers.leave(number);
-            let (stream, newcomer) = match met {
-                Ok(met) => met,
-                // As a worker does that is ended just then.
-                Err(HandshakeError::Io(error)) if error.kind() == ErrorKind::UnexpectedEof => {
-                    return tracing::debug!("{from} has hung up: {error}");
-                }
-                Err(error) => return tracing::warn!("refused a connection from {from}: {error}"),
-            };
-            let served = match newcomer {
-                Newcomer::Agent => match serving.leads() {
-                    Some(agents) => agents.serve(&stream),
-                    // Those whom it came to be led by are led by another, or it came too early, and will come again.
-                    None => Ok(()),
-                },
-                Newcomer::Worker(rank, generation) => {
-                    let member = Member(serving.connections.fetch_add(1, Ordering::Relaxed));
-                    let result = serve(&stream, member, rank, generation, &serving);
-                    serving.forget(member);
-                    result
-                }
-            };
-            if let Err(reason) = served {
-                tracing::warn!("refused a connection from {from}: {reason}");
-            }
-        });
-        if let Err(error) = thread {
-            shared.strangers.leave(number);
-            tracing::warn!("refused a connection: no thread for it: {error}");
-        }
-    }
-}
-
 /// Who has proven itself.
 enum Newcomer {
     Agent,
@@ -383,23 +321,52 @@ enum Newcomer {
     Worker(Rank, Generation),
 }
 
-/// Has a newcomer prove itself; says who it is.
-fn prove(stream: TcpStream, shared: &Shared) -> std::result::Result<(Channel, Newcomer), HandshakeError> {
-    let generation = shared.state().generation;
-    let mut is_agent = false;
-    // The coordinator is no rank; it speaks as rank 0 of the same generation.
-    let answer = |theirs: &Hello| {
-        is_agent = theirs.purpose.starts_with(AGENT) && (shared.stands_by || shared.agents.get().is_some());
-        let (purpose, generation) = match is_agent {
-            true => (AGENT_PURPOSE, theirs.generation),
-            false => (Link::purpose(), generation),
+impl Reception for Shared {
+    type Guest = (Channel, Newcomer);
+
+    const THREAD: &'static str = "phalanx-member";
+
+    fn strangers(&self) -> &Strangers<TcpStream> {
+        &self.strangers
+    }
+
+    fn is_closed(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    fn prove(&self, stream: TcpStream) -> std::result::Result<(Channel, Newcomer), HandshakeError> {
+        let generation = self.state().generation;
+        let mut is_agent = false;
+        // The coordinator is no rank; it speaks as rank 0 of the same generation.
+        let answer = |theirs: &Hello| {
+            is_agent = theirs.purpose.starts_with(AGENT) && (self.stands_by || self.agents.get().is_some());
+            let (purpose, generation) = match is_agent {
+                true => (AGENT_PURPOSE, theirs.generation),
+                false => (Link::purpose(), generation),
+            };
+            Hello { purpose: purpose.into(), rank: Rank(0), generation }
         };
-        Hello { purpose: purpose.into(), rank: Rank(0), generation }
-    };
-    let deadline = Deadline::after(NEWCOMER_LIMIT);
-    let (channel, peer) = Channel::accept(stream, &shared.pass, &deadline, answer)?;
-    let newcomer = if is_agent { Newcomer::Agent } else { Newcomer::Worker(peer.rank, generation) };
-    Ok((channel, newcomer))
+        let deadline = Deadline::after(NEWCOMER_LIMIT);
+        let (channel, peer) = Channel::accept(stream, &self.pass, &deadline, answer)?;
+        let newcomer = if is_agent { Newcomer::Agent } else { Newcomer::Worker(peer.rank, generation) };
+        Ok((channel, newcomer))
+    }
+
+    fn serve(&self, (stream, newcomer): (Channel, Newcomer)) -> std::result::Result<(), String> {
+        match newcomer {
+            Newcomer::Agent => match self.leads() {
+                Some(agents) => agents.serve(&stream),
+                // Those whom it came to be led by are led by another, or it came too early, and will come again.
+                None => Ok(()),
+            },
+            Newcomer::Worker(rank, generation) => {
+                let member = Member(self.connections.fetch_add(1, Ordering::Relaxed));
+                let result = serve(&stream, member, rank, generation, self);
+                self.forget(member);
+                result
+            }
+        }
+    }
 }
 
 /// Serves one worker to the end of its connection; an error is why it was refused.

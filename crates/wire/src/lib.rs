@@ -2,7 +2,8 @@
 //! bounded length, and the ids that both sides speak of.
 //!
 //! It is a crate of its own because the collectives and the coordinator's messages both need it and may not know each other.
-//! It doesn't open sockets and doesn't decide where a secret comes from, nor what is encrypted: [`tls`] is for whoever wants it.
+//! It doesn't open sockets, though it says how whoever comes to one is taken in ([`receive`]), and doesn't decide where a secret comes
+//! from, nor what is encrypted: [`tls`] is for whoever wants it.
 //!
 //! ```
 //! use phalanx_wire::{Deadline, Generation, Hello, Rank, Secret, Side, handshake};
@@ -29,6 +30,7 @@ mod ids;
 #[cfg(test)]
 mod pair;
 mod pass;
+mod reception;
 mod secret;
 mod strangers;
 #[cfg_attr(not(feature = "tls"), path = "no_tls.rs")]
@@ -40,5 +42,6 @@ pub use frame::{read_frame, write_frame};
 pub use handshake::{HandshakeError, Hello, Side, Socket, handshake, welcome};
 pub use ids::{Generation, Rank};
 pub use pass::Pass;
+pub use reception::{Reception, receive};
 pub use secret::{Secret, SecretError};
 pub use strangers::Strangers;
