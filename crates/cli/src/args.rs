@@ -2,6 +2,7 @@
 
 use crate::cluster::ClusterArgs;
 use crate::drain;
+use crate::pool::PoolArgs;
 use crate::run::RunArgs;
 use crate::say::print;
 use crate::slurm::SlurmArgs;
@@ -57,6 +58,8 @@ pub(crate) enum Command {
     Selftest(SelftestArgs),
     /// Submit runs as jobs of Slurm, follow them, and find mistakes in batch scripts.
     Slurm(Box<SlurmArgs>),
+    /// Share machines between teams: queues with quotas, and jobs that shrink when others are owed what they borrowed.
+    Pool(Box<PoolArgs>),
     /// Tell from the flight records of a failed run which ranks were missing, behind or mistaken.
     Flight(FlightArgs),
     /// Print what a shell needs to complete the commands and flags of this program.

@@ -14,6 +14,7 @@ mod events;
 mod failure;
 mod first;
 mod flight;
+mod pool;
 mod run;
 mod runs;
 mod say;
@@ -22,6 +23,7 @@ mod slurm;
 mod top;
 mod train;
 mod trial;
+mod work;
 
 use args::Command;
 use nix::sys::prctl::set_name;
@@ -55,6 +57,7 @@ fn main() -> ExitCode {
         Command::Top(args) => top::top(&args),
         Command::Selftest(args) => selftest::run(&args),
         Command::Slurm(args) => slurm::slurm(&args),
+        Command::Pool(args) => pool::pool(&args),
         Command::Flight(args) => flight::flight(&args),
         Command::Completions { shell } => args::completions(shell),
     };

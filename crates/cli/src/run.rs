@@ -9,7 +9,7 @@ mod program;
 mod shown;
 mod slurm;
 
-pub(crate) use devices::{Gpus, number_of_workers};
+pub(crate) use devices::{Gpus, number_of_workers, worker_count};
 pub(crate) use flags::RunArgs;
 pub(crate) use hosts::there::serve as serve_as_host;
 pub(crate) use slurm::refuse_trouble;
@@ -71,7 +71,7 @@ fn spec(args: &RunArgs) -> Result<LaunchSpec> {
         nodes.patience.anew = slurm::anew(as_typed, nodes, get);
     }
     let gpus = Gpus::of_this_machine();
-    let workers = devices::worker_count(&args.nproc_per_node, phalanx::cores(), &gpus)?;
+    let workers = worker_count("--nproc-per-node", &args.nproc_per_node, phalanx::cores(), &gpus)?;
     let shown = shown::shown(
         args.redirects.as_deref(),
         args.tee.as_deref(),

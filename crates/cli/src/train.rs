@@ -240,7 +240,7 @@ fn worker_count(args: &TrainArgs, parts: Option<&[String]>) -> Result<usize> {
             }
             n => Ok(n as usize),
         },
-        number => Ok(number_of_workers(number)?),
+        number => Ok(number_of_workers("--nproc-per-node", number)?),
     }
 }
 

@@ -25,6 +25,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("coord", 3),
     ("phalanx", 4),
     ("launch", 4),
+    ("pool", 4),
     ("cli", 5),
 ];
 

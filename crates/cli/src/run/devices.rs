@@ -42,7 +42,7 @@ impl Gpus {
         Gpus { variable, visible: get(variable).map(|text| named(&text)), present }
     }
 
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         let named = self.visible.as_ref().map(Vec::len);
         match (named, self.parts()) {
             // A GPU has several.
@@ -61,10 +61,15 @@ impl Gpus {
         self.visible.as_ref().map(of).filter(|parts| !parts.is_empty())
     }
 
+    /// The variable that says which GPUs a program sees, and what each of so many is called there, if no fewer are named.
+    pub(crate) fn named(self, wanted: usize) -> (&'static str, Vec<String>) {
+        let counted = || (0..wanted).map(|n| n.to_string()).collect();
+        (self.variable, self.visible.unwrap_or_else(counted))
+    }
+
     /// A GPU for each worker, which sees no other.
     pub(super) fn virtual_ranks(self, workers: usize) -> Result<LocalRank, WrongUsage> {
-        let Gpus { variable, visible, .. } = self;
-        let devices = visible.unwrap_or_else(|| (0..workers).map(|n| n.to_string()).collect());
+        let (variable, devices) = self.named(workers);
         if devices.len() < workers {
             let list = devices.join(",");
             return Err(WrongUsage(format!(
@@ -86,21 +91,21 @@ fn named(list: &str) -> Vec<String> {
     list.split(',').map(str::trim).take_while(is_gpu).map(str::to_owned).collect()
 }
 
-/// `--nproc-per-node`.
-pub(super) fn worker_count(text: &str, cores: usize, gpus: &Gpus) -> Result<usize, WrongUsage> {
+/// How many workers this machine has or has room for, as `flag` says it.
+pub(crate) fn worker_count(flag: &str, text: &str, cores: usize, gpus: &Gpus) -> Result<usize, WrongUsage> {
     match (text, gpus.count()) {
         ("auto" | "cpu", 0) | ("cpu", _) => Ok(cores),
-        ("gpu", 0) => Err(WrongUsage(
-            "--nproc-per-node gpu: no GPU is to be seen on this machine; use a number or `auto`".into(),
-        )),
+        ("gpu", 0) => Err(WrongUsage(format!(
+            "{flag} gpu: no GPU is to be seen on this machine; use a number or `auto`"
+        ))),
         ("auto" | "gpu", n) => Ok(n),
-        (number, _) => number_of_workers(number),
+        (number, _) => number_of_workers(flag, number),
     }
 }
 
 /// A number of workers, as it is typed.
-pub(crate) fn number_of_workers(text: &str) -> Result<usize, WrongUsage> {
-    let refused = |why: &str| Err(WrongUsage(format!("--nproc-per-node {text}: {why}")));
+pub(crate) fn number_of_workers(flag: &str, text: &str) -> Result<usize, WrongUsage> {
+    let refused = |why: &str| Err(WrongUsage(format!("{flag} {text}: {why}")));
     match text.parse() {
         Ok(0) => refused("a run needs at least one worker"),
         Ok(n) if n > MOST_WORKERS => refused(&format!("{MOST_WORKERS} is the most that one machine starts")),
@@ -139,7 +144,7 @@ mod tests {
         let check = |text: &str, visible: Option<&str>, present, want: Option<usize>| {
             let get = |name: &str| visible.filter(|_| name == "CUDA_VISIBLE_DEVICES").map(str::to_owned);
             assert_eq!(
-                worker_count(text, 6, &Gpus::told(get, present, false)).ok(),
+                worker_count("--nproc-per-node", text, 6, &Gpus::told(get, present, false)).ok(),
                 want,
                 "{text} {visible:?} {present}"
             );

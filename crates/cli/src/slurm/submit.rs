@@ -2,17 +2,14 @@
 
 use super::flags::SubmitArgs;
 use super::follow;
-use crate::args::{self, TrainArgs, WrongUsage};
+use crate::args::WrongUsage;
 use crate::bar::FetchBar;
 use crate::say::{print, say};
-use crate::train;
-use anyhow::{Context, Result};
-use phalanx::Recipe;
+use crate::work::{Work, own_path, training, work};
+use anyhow::Result;
 use phalanx::data::{Places, listing};
-use phalanx::recipe::BUILT_IN;
-use phalanx_launch::slurm::{Submission, Work, queue, script};
+use phalanx_launch::slurm::{self, Submission, queue, script};
 use serde_json::json;
-use std::path::Path;
 
 pub(crate) fn submit(args: &SubmitArgs) -> Result<u8> {
     let job = submission(args)?;
@@ -24,7 +21,7 @@ pub(crate) fn submit(args: &SubmitArgs) -> Result<u8> {
         }
         return Ok(0);
     }
-    if let Work::Train(typed) = &job.work {
+    if let slurm::Work::Train(typed) = &job.work {
         // Nodes that compute often have no network.
         let (train, recipe) = training(typed)?;
         Places::from_env(train.data).find(listing(&recipe.data.name)?, &mut FetchBar::new())?;
@@ -77,7 +74,7 @@ impl WithHint {
 
 /// What was typed, checked.
 fn submission(args: &SubmitArgs) -> Result<Submission> {
-    let work = work(&args.work)?;
+    let work = work(&args.work, "phalanx slurm submit")?;
     let nodes = match &args.elastic {
         None => (args.nodes, args.nodes),
         Some(text) => {
@@ -114,10 +111,8 @@ fn submission(args: &SubmitArgs) -> Result<Submission> {
         (None, 0) => "1".into(),
         (None, gpus) => gpus.to_string(),
     };
-    let (Work::Train(typed) | Work::Program(typed)) = &work;
-    let stem = Path::new(&typed[0]).file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let is_name = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    let name = args.name.clone().unwrap_or_else(|| stem.replace(|c| !is_name(c), "-"));
+    let name = args.name.clone().unwrap_or_else(|| work.name());
     if name.is_empty() || !name.chars().all(is_name) {
         return Err(WrongUsage(format!("--name {name:?}: must be letters, digits, dots and dashes")).into());
     }
@@ -163,70 +158,9 @@ fn submission(args: &SubmitArgs) -> Result<Submission> {
         max_restarts: args.max_restarts,
         phalanx: own_path()?,
         name,
-        work,
+        work: match work {
+            Work::Train(typed) => slurm::Work::Train(typed),
+            Work::Program(typed) => slurm::Work::Program(typed),
+        },
     })
-}
-
-/// A recipe or a program, by its name.
-fn work(typed: &[String]) -> Result<Work> {
-    let typed = if typed.first().is_some_and(|word| word == "--") { &typed[1..] } else { typed };
-    let Some(name) = typed.first() else {
-        return Err(
-            WrongUsage("RECIPE or PROGRAM is missing, as in `phalanx slurm submit mnist`".into()).into()
-        );
-    };
-    if BUILT_IN.iter().any(|(built_in, _)| built_in == name) || name.ends_with(".toml") {
-        let (args, _) = training(typed)?;
-        let before = [
-            ("--nproc-per-node", args.nproc_per_node.clone()),
-            ("--max-restarts", args.max_restarts.map(|n| n.to_string())),
-        ];
-        if let Some((flag, value)) = before.into_iter().find_map(|(flag, value)| Some((flag, value?))) {
-            let instead = format!(
-                "agents start the workers\nhint: give it before the recipe, as in phalanx slurm submit {flag} {value} {name}"
-            );
-            return Err(WrongUsage(format!("{flag} {value}: {instead}")).into());
-        }
-        if let Some(limits) = &args.hang_timeout {
-            let instead = format!(
-                "agents watch over the workers\nhint: PHALANX_HANG_TIMEOUT={limits} phalanx slurm submit ..."
-            );
-            return Err(WrongUsage(format!("--hang-timeout {limits}: {instead}")).into());
-        }
-        let own = typed
-            .iter()
-            .find(|word| ["--out", "--resume"].contains(&word.split('=').next().unwrap_or_default()));
-        if let Some(own) = own {
-            let instead =
-                "the script says where the run is kept, and goes on with it: give --out before the recipe";
-            return Err(WrongUsage(format!("{own}: {instead}")).into());
-        }
-        return Ok(Work::Train(typed.to_vec()));
-    }
-    let in_path = || {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        std::env::split_paths(&path).any(|folder| folder.join(name).is_file())
-    };
-    if !Path::new(name).is_file() && !in_path() {
-        let names: Vec<&str> = BUILT_IN.iter().map(|(name, _)| *name).collect();
-        let words = format!(
-            "{name}: is neither a recipe nor a program that is here\nhint: recipes are {}",
-            names.join(", ")
-        );
-        return Err(WrongUsage(words).into());
-    }
-    Ok(Work::Program(typed.to_vec()))
-}
-
-/// This program, as the nodes find it: where they share no file system it has to be at the same place on each.
-fn own_path() -> Result<String> {
-    let path = std::env::current_exe().context("the path of this program")?;
-    Ok(path.to_string_lossy().into_owned())
-}
-
-/// What the nodes are to train, as `phalanx train` takes it: what makes no sense is found before there is a job.
-fn training(typed: &[String]) -> Result<(TrainArgs, Recipe)> {
-    let args = args::parse_train(typed)?;
-    let recipe = train::configured(&typed[0], None, &args).map_err(|error| WrongUsage(error.to_string()))?;
-    Ok((args, recipe))
 }

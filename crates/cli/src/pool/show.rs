@@ -1,0 +1,118 @@
+//! How a pool is, for people and for programs.
+
+use super::flags::To;
+use super::{dial, look};
+use crate::say::{is_read, print, say};
+use anyhow::{Result, bail};
+use phalanx_pool::{Client, End, JobId, Shown, ShownJob, ShownNode, ShownQueue, ShownState};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How often a job that is waited for is looked at.
+const ASK: Duration = Duration::from_millis(200);
+/// How long a pool that is away is looked for.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) fn show(to: &To, json: bool) -> Result<u8> {
+    let shown = look(&dial(to)?)?;
+    match json {
+        true => print(serde_json::to_string(&shown)?),
+        false => print(table(&shown).trim_end()),
+    }
+    Ok(0)
+}
+
+/// Waits for the end of a job, and tells how it is whenever that changes. A pool that ends is waited for.
+pub(crate) fn wait(to: &To, job: JobId, json: bool) -> Result<u8> {
+    let mut client: Option<Client> = Some(dial(to)?);
+    let (mut answered, mut told) = (Instant::now(), None);
+    loop {
+        let shown = match &client {
+            Some(client) => look(client),
+            None => dial(to).and_then(|anew| {
+                let shown = look(&anew);
+                client = Some(anew);
+                shown
+            }),
+        };
+        match shown {
+            Ok(shown) => {
+                answered = Instant::now();
+                let Some(found) = shown.jobs.into_iter().find(|known| known.job == job) else {
+                    bail!(
+                        "there is no job {job}, or it has ended long ago\nhint: phalanx pool show lists them"
+                    )
+                };
+                if told.as_ref() != Some(&found.state) {
+                    match json {
+                        true => print(
+                            json!({"event": "job", "job": job, "attempts": found.attempts, "now": found.state}),
+                        ),
+                        false => say(format_args!("job {job} ({}) {}", found.name, words(&found.state))),
+                    }
+                }
+                if let ShownState::Ended { how } = &found.state {
+                    return Ok(u8::from(*how != End::Done));
+                }
+                told = Some(found.state);
+            }
+            Err(error) if answered.elapsed() > PATIENCE => return Err(error),
+            Err(_) => client = None,
+        }
+        if !is_read() {
+            return Ok(0);
+        }
+        thread::sleep(ASK);
+    }
+}
+
+/// A job's state in words.
+fn words(state: &ShownState) -> String {
+    match state {
+        ShownState::Waits { why } => format!("waits: {why}"),
+        ShownState::Runs { nodes } => format!("runs on {}", counted(nodes)),
+        ShownState::Ends { nodes } if nodes.is_empty() => "is being stopped".into(),
+        ShownState::Ends { nodes } => format!("is being stopped on {}", counted(nodes)),
+        ShownState::Ended { how } => format!("has ended: {how}"),
+    }
+}
+
+/// Nodes, each once, with how many agents are on it: `a, b x3`.
+fn counted(nodes: &[String]) -> String {
+    let mut counts: BTreeMap<&String, u32> = BTreeMap::new();
+    nodes.iter().for_each(|node| *counts.entry(node).or_default() += 1);
+    let one = |(node, n): (&&String, &u32)| if *n == 1 { node.to_string() } else { format!("{node} x{n}") };
+    counts.iter().map(one).collect::<Vec<String>>().join(", ")
+}
+
+fn table(shown: &Shown) -> String {
+    let mut text = format!(
+        "{:<20} {:>6} {:>6} {:>6} {:>6} {:>6}\n",
+        "queue", "holds", "fair", "quota", "limit", "weight"
+    );
+    for ShownQueue { name, queue, share, used } in &shown.queues {
+        let limit = queue.limit.map_or("-".into(), |limit| limit.to_string());
+        let (quota, weight) = (queue.quota, queue.weight);
+        text += &format!("{name:<20} {used:>6} {share:>6} {quota:>6} {limit:>6} {weight:>6}\n");
+    }
+    text += &format!("\n{:<20} {:>6} {:>6}  at\n", "node", "used", "slots");
+    for ShownNode { name, address, slots, used, is_there } in &shown.nodes {
+        let away = if *is_there { "" } else { ", away or leaving" };
+        text += &format!("{name:<20} {used:>6} {slots:>6}  {address}{away}\n");
+    }
+    if shown.nodes.is_empty() {
+        text += "none; on each machine: phalanx pool node --pool ADDRESS\n";
+    }
+    text += &format!("\n{:>6} {:<20} {:<20} {:>7}  now\n", "job", "name", "queue", "workers");
+    for job in &shown.jobs {
+        let ShownJob { job: number, name, queue, agents: (least, most), workers, state, .. } = job;
+        let wants = match (least * workers, most * workers) {
+            (least, most) if least == most => least.to_string(),
+            (least, most) => format!("{least}:{most}"),
+        };
+        text += &format!("{number:>6} {name:<20} {queue:<20} {wants:>7}  {}\n", words(state));
+    }
+    text
+}

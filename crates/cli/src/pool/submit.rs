@@ -1,0 +1,93 @@
+//! `phalanx pool submit`: what was typed becomes a job; what can be found out on this machine is found out before it is one.
+
+use super::flags::SubmitArgs;
+use super::{ask, dial, show, unasked};
+use crate::args::WrongUsage;
+use crate::bar::FetchBar;
+use crate::say::{print, say};
+use crate::work::{self, training};
+use anyhow::{Context, Result};
+use phalanx::data::{Places, listing};
+use phalanx_pool::{Answer, Ask, Ending, JobSpec, Work, check_name};
+use serde_json::json;
+use std::path::Path;
+
+pub(crate) fn submit(args: &SubmitArgs) -> Result<u8> {
+    let spec = spec(args)?;
+    if let Work::Train(typed) = &spec.work {
+        // Nodes that compute often have no network.
+        let (train, recipe) = training(typed)?;
+        Places::from_env(train.data).find(listing(&recipe.data.name)?, &mut FetchBar::new())?;
+    }
+    let client = dial(&args.to)?;
+    let job = match ask(&client, &Ask::Submit(Box::new(spec.clone())))? {
+        Answer::Submitted { job } => job,
+        other => return Err(unasked(&other)),
+    };
+    let out = spec.run_dir(job);
+    if args.json {
+        print(json!({"event": "submitted", "job": job, "out": out}));
+    }
+    say(format_args!("submitted job {job}; its run is kept in {}", out.display()));
+    if args.wait {
+        return show::wait(&args.to, job, args.json);
+    }
+    say(format_args!("hint: phalanx pool wait {job}, phalanx pool show, or phalanx pool cancel {job}"));
+    Ok(0)
+}
+
+/// What was typed, checked.
+fn spec(args: &SubmitArgs) -> Result<JobSpec> {
+    let work = work::work(&args.work, "phalanx pool submit")?;
+    let (least, most) = workers(&args.workers)?;
+    let together = args.together;
+    if together == 0 || least % together != 0 || most % together != 0 {
+        let why = format!("--workers {} can't be shared out in such groups", args.workers);
+        return Err(WrongUsage(format!("--together {together}: {why}")).into());
+    }
+    let name = args.name.clone().unwrap_or_else(|| work.name());
+    check_name(&name).map_err(|why| WrongUsage(format!("--name {why}")))?;
+    if args.out.as_deref().is_some_and(|out| out.is_empty() || out.starts_with('-')) {
+        return Err(WrongUsage(format!("--out {:?}: must be a folder", args.out)).into());
+    }
+    let folder = std::env::current_dir().context("the folder that this is typed in")?;
+    let (work, ending) = match work {
+        work::Work::Train(typed) => (Work::Train(typed), Ending::Drain),
+        work::Work::Program(mut typed) => {
+            // Where it is looked for is nobody's folder but this one.
+            if Path::new(&typed[0]).is_file() {
+                typed[0] = folder.join(&typed[0]).to_string_lossy().into_owned();
+            }
+            (Work::Program(typed), if args.drain { Ending::Drain } else { Ending::Terminate })
+        }
+    };
+    let variable = |name: &String| match std::env::var(name) {
+        Ok(value) => Ok((name.clone(), value)),
+        Err(_) => Err(WrongUsage(format!("--forward-env {name}: isn't set here\nhint: export {name}=..."))),
+    };
+    Ok(JobSpec {
+        queue: args.queue.clone(),
+        out: args.out.clone().unwrap_or_else(|| format!("runs/{name}-%j")),
+        name,
+        priority: args.priority,
+        least: least / together,
+        most: most / together,
+        workers: together,
+        folder,
+        work,
+        ending,
+        max_restarts: args.max_restarts,
+        variables: args.forward_env.iter().map(variable).collect::<Result<_, _>>()?,
+    })
+}
+
+/// The fewest and the most workers.
+fn workers(text: &str) -> Result<(u32, u32), WrongUsage> {
+    let wrong = || {
+        WrongUsage(format!("--workers {text}: must be a number from 1 on, or two as in 1:4, the least first"))
+    };
+    let number = |text: &str| text.parse::<u32>().ok().filter(|n| *n > 0).ok_or_else(wrong);
+    let (least, most) = text.split_once(':').unwrap_or((text, text));
+    let (least, most) = (number(least)?, number(most)?);
+    if least <= most { Ok((least, most)) } else { Err(wrong()) }
+}
