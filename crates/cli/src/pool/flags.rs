@@ -72,8 +72,14 @@ pub(crate) struct To {
 /// `phalanx pool serve`.
 #[derive(Args)]
 pub(crate) struct ServeArgs {
-    /// Where to listen: an address that nodes and whoever asks can reach.
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:29390")]
+    /// Where to listen: an address that nodes and whoever asks can reach. PHALANX_POOL says it to all of them.
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        default_value = "127.0.0.1:29390",
+        env = "PHALANX_POOL",
+        hide_env = true
+    )]
     pub(crate) listen: String,
     /// The queues, as [queues.NAME] with quota, limit and weight in a TOML file [default: one, called default].
     #[arg(long, value_name = "FILE")]

@@ -54,6 +54,9 @@ pub(crate) fn wait(to: &To, job: JobId, json: bool) -> Result<u8> {
                     }
                 }
                 if let ShownState::Ended { how } = &found.state {
+                    if matches!(how, End::Failed { .. }) && !json {
+                        say(format_args!("hint: what it said is in {}/agents", found.out));
+                    }
                     return Ok(u8::from(*how != End::Done));
                 }
                 told = Some(found.state);
