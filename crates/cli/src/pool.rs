@@ -29,7 +29,7 @@ pub(crate) fn pool(args: &PoolArgs) -> Result<u8> {
         Pool::Serve(args) => serve(args),
         Pool::Node(args) => node::node(args),
         Pool::Submit(args) => submit::submit(args),
-        Pool::Show { to, json } => show::show(to, *json),
+        Pool::Show { to, job, json } => show::show(to, job.map(JobId), *json),
         Pool::Wait { to, job, json } => show::wait(to, JobId(*job), *json),
         Pool::Cancel { to, jobs } => {
             let client = dial(to)?;
@@ -115,9 +115,9 @@ fn unasked(answer: &Answer) -> anyhow::Error {
     anyhow::anyhow!("the pool answers what wasn't asked: {answer:?}")
 }
 
-/// How the pool is.
-fn look(client: &Client) -> Result<Shown> {
-    match ask(client, &Ask::Show)? {
+/// How the pool is, with all jobs or this one.
+fn look(client: &Client, job: Option<JobId>) -> Result<Shown> {
+    match ask(client, &Ask::Show { job })? {
         Answer::Shown(shown) => Ok(*shown),
         other => Err(unasked(&other)),
     }

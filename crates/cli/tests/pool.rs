@@ -131,7 +131,7 @@ impl Pool {
             let shown = self.shown();
             match shown.filter(&is_so) {
                 Some(shown) => return shown,
-                None if start.elapsed() > LIMIT => panic!("{:?}\n{}", self.shown(), self.log("serve.log")),
+                None if start.elapsed() > LIMIT => panic!("{:?}\n{}", self.shown(), self.told()),
                 None => std::thread::sleep(10 * LOOK),
             }
         }
@@ -153,7 +153,7 @@ impl Pool {
             if steps.iter().any(&is_meant) {
                 return steps;
             }
-            assert!(start.elapsed() < LIMIT, "{run}: {:?}\n{}", steps.last(), self.log("serve.log"));
+            assert!(start.elapsed() < LIMIT, "{run}: {:?}\n{}", steps.last(), self.told());
             std::thread::sleep(10 * LOOK);
         }
     }
@@ -163,6 +163,21 @@ impl Pool {
         let events = fs::read_to_string(self.path(run).join("events.jsonl")).unwrap_or_default();
         let events = events.lines().filter_map(|line| serde_json::from_str(line).ok());
         events.filter(|event: &Value| event["event"] == "step").collect()
+    }
+
+    /// The last that the pool and the newest agents of its first job have said.
+    fn told(&self) -> String {
+        let agents = fs::read_dir(self.path("runs")).into_iter().flatten().flatten();
+        let logs =
+            agents.flat_map(|run| fs::read_dir(run.path().join("agents")).into_iter().flatten().flatten());
+        let mut logs: Vec<PathBuf> = logs.map(|entry| entry.path()).collect();
+        logs.sort_by_key(|path| fs::metadata(path).and_then(|found| found.modified()).ok());
+        let newest = logs.into_iter().rev().take(4).chain([self.path("serve.log")]);
+        newest.fold(String::new(), |told, path| {
+            let text = fs::read_to_string(&path).unwrap_or_default();
+            let lines: Vec<&str> = text.lines().filter(|line| !line.contains("\"event\"")).collect();
+            format!("{told}{}:\n{}\n", path.display(), lines[lines.len().saturating_sub(12)..].join("\n"))
+        })
     }
 
     fn log(&self, name: &str) -> String {

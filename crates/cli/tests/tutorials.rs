@@ -99,7 +99,8 @@ fn script(block: &Block, port: u16) -> String {
     // Ports of the pages may be anybody's here.
     commands = commands.replace("29400", &port.to_string());
     if !block.together {
-        return format!("set -e\n{commands}");
+        // What a page has running goes with its shell.
+        return format!("set -e\ntrap 'kill $(jobs -p) 2> /dev/null || true' EXIT\n{commands}");
     }
     let lines = commands.replace("\\\n", " ");
     let started = lines
@@ -220,6 +221,7 @@ pages! {
     elastic "elastic.md",
     slurm "slurm.md",
     aws "aws.md",
+    pool "pool.md",
 }
 
 #[test]
@@ -254,7 +256,7 @@ fn blocks_and_their_settings_are_read() {
     assert_eq!(found.len(), 2);
     let first = &found[0];
     assert_eq!((first.slurm, first.code, first.says.as_slice()), (true, 75, &["done".to_owned()][..]));
-    assert_eq!(script(first, 1), "set -e\nsrun phalanx train mnist-mini --steps 2\n");
+    assert!(script(first, 1).ends_with(" EXIT\nsrun phalanx train mnist-mini --steps 2\n"));
     assert_eq!(found[1], Block { commands: "two\n".into(), ..Block::default() });
     let together = Block { commands: "a \\\n b\nc 29400\n".into(), together: true, ..Block::default() };
     assert_eq!(

@@ -6,10 +6,12 @@ use phalanx_job::SecretSource;
 /// A run of several nodes, as one of them sees it.
 #[derive(Clone, Debug)]
 pub struct Nodes {
-    /// Where they meet: the host and the port of the coordinator. The first agent that can listen there hosts it.
+    /// Where they meet: the host and the port of the coordinator.
     pub endpoint: (String, u16),
-    /// The number of this node, where it is given one: number 0 then hosts the coordinator.
+    /// The number of this node, where it is given one.
     pub node_rank: Option<u32>,
+    /// Whether it hosts the coordinator, where that is said; else whoever listens at the endpoint first does.
+    pub hosts: Option<bool>,
     /// The least number of nodes.
     pub least: u32,
     /// The largest.

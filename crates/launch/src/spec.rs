@@ -167,7 +167,7 @@ pub enum LaunchError {
     },
     /// The first node isn't where the endpoint is.
     #[error(
-        "the endpoint {host}:{port} is no address of this machine, whose node rank is 0\nhint: give this machine's address, the same on all nodes"
+        "the endpoint {host}:{port} is no address of this machine, which is to be the first node (--node-rank 0, or is_host)\nhint: give this machine's address, the same on all nodes"
     )]
     NotHere {
         /// The endpoint's host.

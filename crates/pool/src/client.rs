@@ -1,7 +1,7 @@
 //! The other end of a pool's connections: of whoever asks, and of nodes.
 
 use crate::error::Error;
-use crate::message::{ASKER_PURPOSE, Answer, Ask, MAX_FRAME};
+use crate::message::{ASKER_PURPOSE, Answer, Ask, MAX_ANSWER};
 use crate::server::{ANSWER_LIMIT, hello, say};
 use phalanx_wire::{Channel, Deadline, HandshakeError, Secret, read_frame};
 use serde::de::DeserializeOwned;
@@ -65,7 +65,7 @@ impl Line {
     }
 
     pub(crate) fn hear<T: DeserializeOwned>(&self) -> Result<T, Error> {
-        let frame = read_frame(&mut &self.channel, MAX_FRAME).map_err(|error| {
+        let frame = read_frame(&mut &self.channel, MAX_ANSWER).map_err(|error| {
             self.broken(match error.kind() {
                 ErrorKind::WouldBlock | ErrorKind::TimedOut => "it gives no sign of life".into(),
                 ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => "it closed the connection".into(),

@@ -5,6 +5,11 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::PathBuf;
 
+/// The most slots of a job.
+const MOST_SLOTS: u64 = 65_536;
+/// The longest job, as it is written down.
+const MOST_BYTES: usize = 65_536;
+
 /// The number of a job; later ones have larger ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -99,6 +104,17 @@ impl JobSpec {
         if self.least == 0 || self.least > self.most || self.workers == 0 {
             let (least, most, workers) = (self.least, self.most, self.workers);
             return Err(format!("from {least} to {most} agents of {workers} workers: that is none"));
+        }
+        let most = u64::from(self.most) * u64::from(self.workers);
+        if most > MOST_SLOTS {
+            return Err(format!(
+                "it would use {most} slots, where {MOST_SLOTS} are the most that a job takes"
+            ));
+        }
+        let length = serde_json::to_vec(self).map_or(usize::MAX, |text| text.len());
+        if length > MOST_BYTES {
+            let hint = "hint: have a file say what is too long for its command line";
+            return Err(format!("it takes {length} bytes to write down, and may take {MOST_BYTES}\n{hint}"));
         }
         let wants = u64::from(self.least) * u64::from(self.workers);
         match queue.limit {

@@ -23,7 +23,7 @@
 //! })?;
 //! let (address, stopper) = (server.address(), server.stopper());
 //! let asker = std::thread::spawn(move || {
-//!     let answer = Client::dial(address, &secret).and_then(|client| client.ask(&Ask::Show));
+//!     let answer = Client::dial(address, &secret).and_then(|client| client.ask(&Ask::Show { job: None }));
 //!     stopper.stop();
 //!     answer
 //! });

@@ -11,8 +11,10 @@ use std::time::Duration;
 pub(crate) const NODE_PURPOSE: &str = concat!("pool node ", env!("CARGO_PKG_VERSION"));
 /// What the connection of somebody who asks says it is for.
 pub(crate) const ASKER_PURPOSE: &str = concat!("pool asker ", env!("CARGO_PKG_VERSION"));
-/// The longest message: a command line may be long.
-pub(crate) const MAX_FRAME: usize = 4 << 20;
+/// The longest message to a pool: what a node has running, or a job.
+pub(crate) const MAX_FRAME: usize = 1 << 20;
+/// The longest of a pool: how all jobs are.
+pub(crate) const MAX_ANSWER: usize = 64 << 20;
 /// How often a node and the pool give each other a sign of life.
 pub(crate) const BEAT: Duration = Duration::from_secs(1);
 /// How long either may give none.
@@ -125,7 +127,10 @@ pub enum Ask {
     /// To have this run.
     Submit(Box<JobSpec>),
     /// How all is.
-    Show,
+    Show {
+        /// Of jobs this one alone, if there is one.
+        job: Option<JobId>,
+    },
     /// To have a job ended.
     Cancel {
         /// Which.

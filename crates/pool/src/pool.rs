@@ -33,8 +33,12 @@ pub(crate) const SETTLING: Duration = Duration::from_secs(5);
 const SHORT: Duration = Duration::from_secs(60);
 /// How often nodes may be lost under a job before it counts as one that loses them.
 const MOST_LOSSES: u32 = 3;
+/// A job one of whose agents has failed grows again after two seconds, then four, and so on up to two to this power.
+const MOST_DOUBLINGS: u32 = 9;
 /// How often a job may end by itself in order to begin again.
 const MOST_DRAINS: u32 = 100;
+/// So many jobs may wait and run.
+const MOST_JOBS: usize = 10_000;
 /// So many jobs that have ended are still shown.
 const REMEMBERED: usize = 200;
 /// What an agent ends with whose workers have kept a checkpoint, to begin again.
@@ -110,6 +114,10 @@ struct Job {
     last: Option<Ended>,
     /// Since when it has had too few agents, though none was lost.
     short: Option<Instant>,
+    /// How many of its agents have failed in this attempt.
+    failures: u32,
+    /// It doesn't grow before: what fails again and again isn't to do so all the time.
+    grows_at: Option<Instant>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -242,8 +250,8 @@ impl Pool {
     pub(crate) fn ask(&mut self, now: Now, ask: Ask) -> (Answer, Vec<Order>) {
         let mut orders = Vec::new();
         let answer = match ask {
-            Ask::Show => Answer::Shown(Box::new(self.shown())),
-            Ask::Submit(spec) => match spec.check(&self.queues) {
+            Ask::Show { job } => Answer::Shown(Box::new(self.shown(job))),
+            Ask::Submit(spec) => match spec.check(&self.queues).and_then(|()| self.has_room()) {
                 Err(reason) => Answer::Refused { reason },
                 Ok(()) => {
                     self.last += 1;
@@ -280,11 +288,23 @@ impl Pool {
         (answer, orders)
     }
 
+    /// Whether another job may come; if not, why.
+    fn has_room(&self) -> Result<(), String> {
+        let living = self.jobs.values().filter(|job| !matches!(job.phase, Phase::Ended(_))).count();
+        match living < MOST_JOBS {
+            true => Ok(()),
+            false => Err(format!(
+                "{living} jobs wait or run, which is all that a pool takes\nhint: phalanx pool cancel ends some"
+            )),
+        }
+    }
+
     /// When a tick is wanted.
     pub(crate) fn wake_at(&self) -> Option<Instant> {
         let away = self.nodes.values().filter_map(|node| node.link.err()).map(|since| since + PATIENCE);
         let short = self.jobs.values().filter_map(|job| job.short).map(|since| since + SHORT);
-        away.chain(short).chain(self.settles).min()
+        let growing = self.jobs.values().filter_map(|job| job.grows_at);
+        away.chain(short).chain(growing).chain(self.settles).min()
     }
 
     fn node(&mut self, name: &str) -> &mut Node {
@@ -338,8 +358,13 @@ impl Pool {
             job.agents.retain(|_, agent| agent.stage != Stage::Kept);
         }
         let has_failed = !ended.stops && ended.code.is_none_or(|code| code != 0 && code != DRAINED);
-        if has_failed && job.fate == Fate::Own && job.staying() < job.spec.least {
-            job.short.get_or_insert(now.at);
+        if has_failed && job.fate == Fate::Own {
+            job.failures += 1;
+            if job.staying() < job.spec.least {
+                job.short.get_or_insert(now.at);
+            } else {
+                job.grows_at = Some(now.at + Duration::from_secs(1 << job.failures.min(MOST_DOUBLINGS)));
+            }
         }
         self.conclude(now, id.job, orders);
     }
@@ -397,7 +422,7 @@ impl Pool {
         };
         orders.push(Order::Write(Entry { at_ms: now.ms, job: id, what }));
         orders.push(Order::Say(format!("job {id} ({name}): {words}")));
-        (job.phase, job.losses, job.endpoint, job.short) = (phase, losses, None, None);
+        (job.phase, job.losses, job.endpoint, job.short, job.grows_at) = (phase, losses, None, None, None);
         if job.fate != Fate::Canceled {
             job.fate = Fate::Own;
         }
@@ -434,6 +459,9 @@ impl Pool {
         for id in short {
             self.jobs.get_mut(&id).expect("it is one of them").short = None;
             self.stop(id, Ending::Terminate, orders);
+        }
+        for job in self.jobs.values_mut() {
+            job.grows_at = job.grows_at.filter(|at| now.at < *at);
         }
         if self.settles.is_some_and(|until| now.at >= until) {
             self.settles = None;
@@ -472,6 +500,8 @@ fn fresh(spec: JobSpec, submitted_ms: u64) -> Job {
         fate: Fate::Own,
         last: None,
         short: None,
+        failures: 0,
+        grows_at: None,
     }
 }
 

@@ -27,6 +27,8 @@ pub(crate) enum Pool {
     Show {
         #[command(flatten)]
         to: To,
+        /// This job alone.
+        job: Option<u64>,
         /// Print one JSON object on standard output.
         #[arg(long)]
         json: bool,

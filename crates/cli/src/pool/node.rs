@@ -77,8 +77,10 @@ impl Machine {
                 "--rdzv-id",
                 &format!("pool-{}-{}", id.job, id.attempt),
             ]);
-            // Those that are to begin with it are on their way, and more may come at any time.
-            command.args(["--rdzv-conf", "join_timeout=60,last_call_timeout=0"]);
+            // Those that are to begin with it are on their way, and more may come at any time. One that came where the first
+            // was, and is no more, would begin a run of its own.
+            let is_host = id.agent == 0;
+            command.args(["--rdzv-conf", &format!("is_host={is_host},join_timeout=60,last_call_timeout=0")]);
             command.args(self.secret_file.iter().flat_map(|file| [Path::new("--secret-file"), file]));
         }
         command.arg("--out").arg(&out).arg("--");

@@ -3,7 +3,7 @@
 use super::flags::To;
 use super::{dial, look};
 use crate::say::{is_read, print, say};
-use anyhow::{Result, bail};
+use anyhow::Result;
 use phalanx_pool::{Client, End, JobId, Shown, ShownJob, ShownNode, ShownQueue, ShownState};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -15,8 +15,11 @@ const ASK: Duration = Duration::from_millis(200);
 /// How long a pool that is away is looked for.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-pub(crate) fn show(to: &To, json: bool) -> Result<u8> {
-    let shown = look(&dial(to)?)?;
+pub(crate) fn show(to: &To, job: Option<JobId>, json: bool) -> Result<u8> {
+    let shown = look(&dial(to)?, job)?;
+    if let Some(job) = job.filter(|_| shown.jobs.is_empty()) {
+        return Err(no_job(job));
+    }
     match json {
         true => print(serde_json::to_string(&shown)?),
         false => print(table(&shown).trim_end()),
@@ -30,9 +33,9 @@ pub(crate) fn wait(to: &To, job: JobId, json: bool) -> Result<u8> {
     let (mut answered, mut told) = (Instant::now(), None);
     loop {
         let shown = match &client {
-            Some(client) => look(client),
+            Some(client) => look(client, Some(job)),
             None => dial(to).and_then(|anew| {
-                let shown = look(&anew);
+                let shown = look(&anew, Some(job));
                 client = Some(anew);
                 shown
             }),
@@ -40,11 +43,7 @@ pub(crate) fn wait(to: &To, job: JobId, json: bool) -> Result<u8> {
         match shown {
             Ok(shown) => {
                 answered = Instant::now();
-                let Some(found) = shown.jobs.into_iter().find(|known| known.job == job) else {
-                    bail!(
-                        "there is no job {job}, or it has ended long ago\nhint: phalanx pool show lists them"
-                    )
-                };
+                let Some(found) = shown.jobs.into_iter().next() else { return Err(no_job(job)) };
                 if told.as_ref() != Some(&found.state) {
                     match json {
                         true => print(
@@ -69,6 +68,10 @@ pub(crate) fn wait(to: &To, job: JobId, json: bool) -> Result<u8> {
         }
         thread::sleep(ASK);
     }
+}
+
+fn no_job(job: JobId) -> anyhow::Error {
+    anyhow::anyhow!("there is no job {job}, or it has ended long ago\nhint: phalanx pool show lists them")
 }
 
 /// A job's state in words.

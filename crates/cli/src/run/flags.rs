@@ -40,7 +40,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "HOST[:PORT]")]
     pub(crate) rdzv_endpoint: Option<String>,
     /// How patiently machines meet, in seconds: join_timeout=600 for as many as are needed, last_call_timeout=3 for more. A machine that is
-    /// silent for 2 s is taken for lost, or for keep_alive_interval times keep_alive_max_attempt.
+    /// silent for 2 s is taken for lost, or for keep_alive_interval times keep_alive_max_attempt. With is_host=true this machine
+    /// is where they meet, and with false it never is.
     #[arg(long, value_name = "KEY=VALUE,...")]
     pub(crate) rdzv_conf: Option<String>,
     /// A file with the secret that all nodes share, made with `head -c32 /dev/urandom | xxd -p -c64` and mode 600 [default: what

@@ -66,6 +66,7 @@ pub(super) fn meeting(args: &RunArgs, typed: &[OsString]) -> Result<(Meeting, Op
     let several = Nodes {
         endpoint,
         node_rank,
+        hosts: hosts(&conf)?.or(node_rank.map(|rank| rank == 0)),
         least: least as u32,
         most: most as u32,
         patience: patience(&conf)?,
@@ -121,6 +122,16 @@ fn node_rank(
         return Err(WrongUsage(format!("{name}: {why}")));
     }
     Ok(Some(rank))
+}
+
+/// Whether this machine hosts the coordinator, where that is a setting of the rendezvous.
+fn hosts(conf: &[(&str, &str)]) -> Result<Option<bool>, WrongUsage> {
+    let Some((_, text)) = conf.iter().find(|(key, _)| *key == "is_host") else { return Ok(None) };
+    match text.to_ascii_lowercase().as_str() {
+        "1" | "true" | "t" | "yes" | "y" => Ok(Some(true)),
+        "0" | "false" | "f" | "no" | "n" => Ok(Some(false)),
+        _ => Err(WrongUsage(format!("--rdzv-conf is_host={text}: must be true or false"))),
+    }
 }
 
 /// What torchrun has of these where only one is given.
@@ -215,8 +226,8 @@ fn conf(text: &str) -> Result<Vec<(&str, &str)>, WrongUsage> {
 }
 
 /// What is heeded of `--rdzv-conf`. Torchrun's backends have others, and so may a backend that only it knows.
-const HEEDED: [&str; 5] =
-    ["join_timeout", "last_call_timeout", "rank", "keep_alive_interval", "keep_alive_max_attempt"];
+const HEEDED: [&str; 6] =
+    ["join_timeout", "last_call_timeout", "rank", "is_host", "keep_alive_interval", "keep_alive_max_attempt"];
 /// Torchrun's own that are like these, and mean nothing here.
 const IDLE: [&str; 3] = ["timeout", "read_timeout", "close_timeout"];
 
@@ -272,6 +283,16 @@ mod tests {
         check("h:port", None);
         check("h:70000", None);
         check("h:1:2", None);
+    }
+
+    #[test]
+    fn who_hosts_may_be_said() {
+        let check =
+            |text: &str, want: Option<bool>| assert_eq!(hosts(&[("is_host", text)]).ok().flatten(), want);
+        ["1", "true", "Yes"].into_iter().for_each(|text| check(text, Some(true)));
+        ["0", "False", "n"].into_iter().for_each(|text| check(text, Some(false)));
+        check("maybe", None);
+        assert_eq!(hosts(&[]).ok(), Some(None));
     }
 
     #[test]

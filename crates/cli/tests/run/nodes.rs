@@ -665,7 +665,7 @@ fn what_does_not_belong_to_the_run_is_told_at_once() {
         site.command("b", &["--rdzv-endpoint", "192.0.2.1:29400", "--node-rank", "0"]),
         &sh,
         1,
-        &["192.0.2.1:29400 is no address of this machine, whose node rank is 0"],
+        &["192.0.2.1:29400 is no address of this machine, which is to be the first node"],
     );
     // What listens there is no coordinator.
     let web = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -138,7 +138,7 @@ fn host(
     pass: &Pass,
     addresses: &[SocketAddr],
 ) -> Result<Option<Coordinator>, LaunchError> {
-    if nodes.node_rank.is_some_and(|rank| rank != 0) {
+    if nodes.hosts == Some(false) {
         return Ok(None);
     }
     let mut is_here = false;
@@ -157,7 +157,7 @@ fn host(
             }
         }
     }
-    if nodes.node_rank == Some(0) && !is_here {
+    if nodes.hosts == Some(true) && !is_here {
         let (host, port) = nodes.endpoint.clone();
         return Err(LaunchError::NotHere { host, port });
     }

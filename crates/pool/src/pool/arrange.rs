@@ -23,7 +23,8 @@ impl Pool {
             match order {
                 Move::Begin { job, nodes } => {
                     let known = self.jobs.get_mut(&job).expect("it was in the scene");
-                    (known.phase, known.attempt, known.next_agent) = (Phase::Runs, known.attempt + 1, 0);
+                    (known.phase, known.attempt, known.next_agent, known.failures) =
+                        (Phase::Runs, known.attempt + 1, 0, 0);
                     let what = What::Began { attempt: known.attempt };
                     orders.push(Order::Write(Entry { at_ms: now.ms, job, what }));
                     let on = counted(&nodes);
@@ -111,7 +112,7 @@ impl Job {
             self.endpoint.is_some() && self.agents.get(&0).is_some_and(|first| first.stage == Stage::Runs);
         // Where one has ended well, the run is over, and the others are about to end.
         let is_over = self.last.as_ref().is_some_and(|last| matches!(last.code, Some(0 | DRAINED)));
-        let can_grow = is_met && !is_over;
+        let can_grow = is_met && !is_over && self.grows_at.is_none();
         let state = match (&self.phase, self.fate) {
             (Phase::Waits | Phase::Ended(_), _) => State::Waits,
             (Phase::Runs, Fate::Own) if self.short.is_none() => State::Runs { can_grow },

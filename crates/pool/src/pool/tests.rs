@@ -238,7 +238,7 @@ impl World {
     }
 
     fn state(&self, job: JobId) -> ShownState {
-        self.pool.shown().jobs.into_iter().find(|known| known.job == job).unwrap().state
+        self.pool.shown(Some(job)).jobs.into_iter().find(|known| known.job == job).unwrap().state
     }
 
     fn ended(&self, job: JobId) -> Option<End> {
@@ -298,6 +298,10 @@ fn a_job_that_can_shrink_goes_on() {
     assert_eq!(world.agents(elastic), [agent(elastic, 1, 0), agent(elastic, 1, 2)]);
     // One that crashes is replaced, as long as the run goes on.
     world.end(agent(elastic, 1, 2), 137);
+    world.settle();
+    assert_eq!(world.agents(elastic), [agent(elastic, 1, 0)]);
+    assert_eq!(world.pool.wake_at(), Some(world.now.at + Duration::from_secs(2)));
+    world.pass(Duration::from_secs(2));
     world.settle();
     assert_eq!(world.agents(elastic), [agent(elastic, 1, 0), agent(elastic, 1, 3)]);
     world.end_all(elastic, 0);
@@ -463,6 +467,8 @@ fn jobs_that_never_could_run_are_refused() {
     check(JobSpec { workers: 0, ..spec("a", 1, 1) }, "that is none");
     check(JobSpec { name: "x y".into(), ..spec("a", 1, 1) }, "a name is up to");
     check(JobSpec { work: Work::Train(Vec::new()), ..spec("a", 1, 1) }, "nothing to run");
+    check(JobSpec { variables: vec![("X".into(), "x".repeat(70_000))], ..spec("a", 1, 1) }, "70");
+    check(JobSpec { most: u32::MAX, workers: u32::MAX, ..spec("a", 1, 1) }, "65536");
     let queues = Queues::from([("a".to_owned(), Queue { quota: 0, limit: Some(3), weight: 1 })]);
     assert!(
         JobSpec { workers: 2, ..spec("a", 2, 2) }
