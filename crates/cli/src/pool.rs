@@ -9,12 +9,13 @@ mod submit;
 pub(crate) use flags::PoolArgs;
 
 use crate::args::WrongUsage;
-use crate::say::say;
+use crate::say::{harmless, print, say};
 use anyhow::{Context, Result};
 use flags::{Pool, ServeArgs, To};
-use phalanx_job::SecretSource;
+use phalanx_job::{SecretSource, host_name};
 use phalanx_pool::{Answer, Ask, Client, JobId, Server, ServerConfig, Shown, default_queues, read_queues};
 use phalanx_wire::Secret;
+use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -31,17 +32,32 @@ pub(crate) fn pool(args: &PoolArgs) -> Result<u8> {
         Pool::Submit(args) => submit::submit(args),
         Pool::Show { to, job, json } => show::show(to, job.map(JobId), *json),
         Pool::Wait { to, job, json } => show::wait(to, JobId(*job), *json),
-        Pool::Cancel { to, jobs } => {
-            let client = dial(to)?;
-            for job in jobs {
-                match ask(&client, &Ask::Cancel { job: JobId(*job) })? {
-                    Answer::Canceled => say(format_args!("job {job} is canceled")),
-                    other => return Err(unasked(&other)),
-                }
+        Pool::Cancel { to, jobs, json } => cancel(to, jobs, *json),
+    }
+}
+
+/// Ends these; fails if one of them is none.
+fn cancel(to: &To, jobs: &[u64], json: bool) -> Result<u8> {
+    let (client, mut code) = (dial(to)?, 0);
+    for job in jobs {
+        let (words, before) = match client.ask(&Ask::Cancel { job: JobId(*job) })? {
+            Answer::Canceled { before: None } => (format!("job {job} is to end"), None),
+            Answer::Canceled { before: Some(how) } => {
+                (format!("job {job} had ended before: {how}"), Some(how))
             }
-            Ok(0)
+            Answer::Refused { reason } => {
+                say(format_args!("error: {}", harmless(&reason)));
+                code = 1;
+                continue;
+            }
+            other => return Err(unasked(&other)),
+        };
+        match json {
+            true => print(json!({"event": "canceled", "job": job, "before": before})),
+            false => say(harmless(&words)),
         }
     }
+    Ok(code)
 }
 
 fn serve(args: &ServeArgs) -> Result<u8> {
@@ -54,14 +70,27 @@ fn serve(args: &ServeArgs) -> Result<u8> {
         secret: secret(args.secret_file.as_deref())?,
         queues,
         folder: folder.clone(),
-        say: Box::new(|line| say(line)),
+        say: Box::new(|line| say(harmless(line))),
     })?;
     say(format_args!(
         "a pool at {}, with the queues {names} ({quotas} slots are somebody's own)",
         server.address()
     ));
     say(format_args!("its journal is in {}", folder.display()));
-    say(format_args!("hint: on each machine, phalanx pool node --pool {}", server.address()));
+    let address = server.address();
+    match address.ip() {
+        ip if ip.is_loopback() => {
+            say("hint: only this machine reaches it; --listen ADDRESS:PORT has others do so")
+        }
+        ip if ip.is_unspecified() => {
+            say(format_args!(
+                "hint: on each machine, phalanx pool node --pool {}:{}",
+                host_name(),
+                address.port()
+            ));
+        }
+        _ => say(format_args!("hint: on each machine, phalanx pool node --pool {address}")),
+    }
     let (stopper, mut signals) = (server.stopper(), Signals::new([SIGTERM, SIGINT, SIGHUP])?);
     thread::Builder::new().name("phalanx-signals".into()).spawn(move || {
         signals.forever().next();

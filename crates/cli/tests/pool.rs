@@ -7,6 +7,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output};
 use std::time::{Duration, Instant};
@@ -49,7 +50,8 @@ impl Pool {
 
     fn start(&self, mut command: Command, log: &str) -> Child {
         let log = File::options().create(true).append(true).open(self.path(log)).unwrap();
-        command.stderr(log).spawn().unwrap()
+        // As a shell gives each a group of its own, which Ctrl-C goes to as a whole.
+        command.stderr(log).process_group(0).spawn().unwrap()
     }
 
     /// Has a server there, where the one before was.
@@ -257,7 +259,7 @@ fn a_job_gives_up_a_worker_for_another_and_loses_no_step() {
     assert!(sizes.ends_with(&[2, 1, 2]), "{sizes:?}");
     assert!(!pool.log("serve.log").contains("makes room"), "nobody was ended: {}", pool.log("serve.log"));
     let canceled = pool.command("cancel").arg("1").output().unwrap();
-    assert!(canceled.status.success() && text(&canceled.stderr).contains("job 1 is canceled"));
+    assert!(canceled.status.success() && text(&canceled.stderr).contains("job 1 is to end"));
     let waited = pool.wait(elastic);
     assert_eq!(waited.status.code(), Some(1));
     assert!(text(&waited.stderr).contains("has ended: canceled"), "{}", text(&waited.stderr));
@@ -341,7 +343,8 @@ fn a_node_that_leaves_takes_its_jobs_elsewhere() {
     pool.await_step("runs/moves-1", |step| step["step"].as_u64() > Some(20));
     pool.add_node("n2", 1);
     let (_, mut first) = pool.nodes.remove(0);
-    assert!(Command::new("kill").args(["-TERM", &first.id().to_string()]).status().unwrap().success());
+    let ctrl_c = ["-INT", "--", &format!("-{}", first.id())];
+    assert!(Command::new("kill").args(ctrl_c).status().unwrap().success());
     assert_eq!(first.wait().unwrap().code(), Some(0), "{}", pool.log("n1.log"));
     let waited = pool.wait(job);
     assert_eq!(waited.status.code(), Some(0), "{}\n{}", text(&waited.stderr), pool.log("serve.log"));
@@ -394,7 +397,7 @@ fn what_makes_no_sense_is_refused_with_words() {
     );
     check("submit", &["--queue", "text", "nothing-like-it"], 2, &["is neither a recipe nor a program"]);
     check("submit", &["--queue", "text", "--name", "a b", "--", "sh"], 2, &["--name \"a b\""]);
-    check("cancel", &["7"], 1, &["there is no job 7"]);
+    check("cancel", &["7", "8"], 1, &["there is no job 7", "there is no job 8"]);
     check("wait", &["7"], 1, &["there is no job 7"]);
     check("node", &["--slots", "0"], 2, &["--slots 0"]);
     check("node", &["--pool", "nowhere"], 2, &["--pool nowhere"]);
@@ -408,6 +411,13 @@ fn what_makes_no_sense_is_refused_with_words() {
     );
     fs::write(pool.path("wrong.toml"), "[queues.a]\nquotta = 1\n").unwrap();
     check("serve", &["--queues", "wrong.toml", "--dir", "other"], 1, &["wrong.toml", "quotta"]);
+    // What a terminal would take for a command.
+    let sly = pool.submit(&["--queue", "text", "--out", "\u{1b}[31mred", "--", "sh"]);
+    for words in [["show", &sly.to_string()], ["cancel", &sly.to_string()]] {
+        let out = pool.command(words[0]).arg(words[1]).output().unwrap();
+        assert!(out.status.success() && !text(&out.stdout).contains('\u{1b}'), "{}", text(&out.stdout));
+    }
+    check("cancel", &[&sly.to_string()], 0, &["had ended before: canceled"]);
     // Somebody else's secret.
     let stranger = pool.command("show").env("XDG_CONFIG_HOME", pool.path("other-config")).output().unwrap();
     assert_eq!(stranger.status.code(), Some(1));

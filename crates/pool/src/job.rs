@@ -7,6 +7,8 @@ use std::path::PathBuf;
 
 /// The most slots of a job.
 const MOST_SLOTS: u64 = 65_536;
+/// The longest name of a folder, in bytes.
+const MOST_PATH: usize = 4096;
 /// The longest job, as it is written down.
 const MOST_BYTES: usize = 65_536;
 
@@ -104,6 +106,10 @@ impl JobSpec {
         if self.least == 0 || self.least > self.most || self.workers == 0 {
             let (least, most, workers) = (self.least, self.most, self.workers);
             return Err(format!("from {least} to {most} agents of {workers} workers: that is none"));
+        }
+        let lengths = [self.folder.as_os_str().len(), self.out.len()];
+        if lengths.iter().any(|length| *length > MOST_PATH) {
+            return Err(format!("its folders have names of up to {MOST_PATH} bytes"));
         }
         let most = u64::from(self.most) * u64::from(self.workers);
         if most > MOST_SLOTS {

@@ -5,6 +5,8 @@ use crate::job::{AgentId, End, Ending, JobId, JobSpec};
 use crate::queues::Queue;
 use crate::schedule::Why;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 /// What the connection of a node says it is for.
@@ -51,6 +53,8 @@ pub(crate) struct Here {
     /// Where others reach its agents.
     pub(crate) address: String,
     pub(crate) slots: u32,
+    /// Whether it takes no more agents, and stops those that it has.
+    pub(crate) leaves: bool,
     pub(crate) running: Vec<Running>,
     pub(crate) ended: Vec<Ended>,
 }
@@ -149,8 +153,11 @@ pub enum Answer {
     },
     /// That is how all is.
     Shown(Box<Shown>),
-    /// It ends, or has ended before.
-    Canceled,
+    /// It ends.
+    Canceled {
+        /// How it had ended before that, if it had.
+        before: Option<End>,
+    },
     /// It can't be done.
     Refused {
         /// Why.
@@ -162,9 +169,9 @@ pub enum Answer {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shown {
-    /// By name.
+    /// By name; none where one job was asked for.
     pub queues: Vec<ShownQueue>,
-    /// By name.
+    /// By name; none where one job was asked for.
     pub nodes: Vec<ShownNode>,
     /// By number, those that ended not long ago too.
     pub jobs: Vec<ShownJob>,
@@ -250,4 +257,24 @@ pub enum ShownState {
         /// How.
         how: End,
     },
+}
+
+impl fmt::Display for ShownState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ShownState::Waits { why } => write!(f, "waits: {why}"),
+            ShownState::Runs { nodes } => write!(f, "runs on {}", counted(nodes)),
+            ShownState::Ends { nodes } if nodes.is_empty() => f.write_str("is being stopped"),
+            ShownState::Ends { nodes } => write!(f, "is being stopped on {}", counted(nodes)),
+            ShownState::Ended { how } => write!(f, "has ended: {how}"),
+        }
+    }
+}
+
+/// Nodes, each once, with how many agents are on it: `a, b x3`.
+pub(crate) fn counted(nodes: &[String]) -> String {
+    let mut counts: BTreeMap<&String, u32> = BTreeMap::new();
+    nodes.iter().for_each(|node| *counts.entry(node).or_default() += 1);
+    let one = |(node, n): (&&String, &u32)| if *n == 1 { node.to_string() } else { format!("{node} x{n}") };
+    counts.iter().map(one).collect::<Vec<String>>().join(", ")
 }

@@ -15,7 +15,7 @@ use std::io;
 use std::net::{Shutdown, SocketAddr, TcpListener};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -25,10 +25,13 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(60);
 const TERM_LIMIT: Duration = Duration::from_secs(60);
 /// How long to wait before the pool is looked for again.
 const REDIAL: Duration = Duration::from_secs(1);
+/// What was heard and not heeded yet; whoever says more waits.
+const NEWS: usize = 1024;
 /// How long a node that leaves waits for a pool that is away to hear of it.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// Makes the command of an agent whose run meets at this endpoint. The thread that starts it is the one that called [`run_node`].
+/// Makes the command of an agent whose run meets at this endpoint. An error of the kind `InvalidInput` is one of the job, any other
+/// one of the node. The thread that starts it is the one that called [`run_node`].
 pub type AgentCommand = Box<dyn Fn(&Start, &str) -> io::Result<Command>>;
 
 /// What a node is.
@@ -51,7 +54,7 @@ pub struct NodeConfig {
 
 /// Has a node leave, from another thread: asked once its agents end as their jobs want it, asked again at once.
 #[derive(Clone)]
-pub struct Leaver(Sender<News>);
+pub struct Leaver(SyncSender<News>);
 
 impl Leaver {
     /// Has it leave.
@@ -87,7 +90,7 @@ struct Node {
     agents: BTreeMap<AgentId, Agent>,
     /// Those whose ends aren't noted yet.
     ended: BTreeMap<AgentId, Ended>,
-    news: Sender<News>,
+    news: SyncSender<News>,
     leaves: Option<Instant>,
     /// Why the pool won't have it.
     refused: Option<String>,
@@ -97,7 +100,7 @@ struct Node {
 
 /// Runs a node until it is asked to leave; `leaver` is given what asks it.
 pub fn run_node(config: NodeConfig, leaver: impl FnOnce(Leaver)) -> Result<(), Error> {
-    let (sender, news) = channel();
+    let (sender, news) = sync_channel(NEWS);
     leaver(Leaver(sender.clone()));
     let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
     let process = format!("{}-{since}", std::process::id());
@@ -170,15 +173,13 @@ impl Node {
             process: self.process.clone(),
             address: self.address(),
             slots: self.config.slots,
+            leaves: self.leaves.is_some(),
             running: running.collect(),
             ended: self.ended.values().cloned().collect(),
         };
         self.line = Some(line);
         self.is_told = false;
         self.say(&FromNode::Here(here));
-        if self.leaves.is_some() {
-            self.say(&FromNode::Leaves);
-        }
         (self.config.say)(&format!("the pool at {} has this node", self.config.pool));
         Ok(())
     }
@@ -220,23 +221,11 @@ impl Node {
         if self.agents.contains_key(&id) || self.ended.contains_key(&id) {
             return;
         }
-        let endpoint = match &start.endpoint {
-            Some(endpoint) => Ok(endpoint.clone()),
-            None => self.free_endpoint(),
-        };
-        let begun = endpoint.and_then(|endpoint| {
-            let child = (self.config.command)(&start, &endpoint)?.spawn()?;
-            let agent = Agent {
-                pid: Pid::from_raw(child.id() as i32),
-                slots: start.slots.clone(),
-                endpoint: endpoint.clone(),
-                ending: start.spec.ending,
-                stops: None,
-            };
-            self.agents.insert(id, agent);
-            self.watch(id, child)?;
-            Ok(endpoint)
-        });
+        if self.leaves.is_some() {
+            // It crossed what this has just said.
+            return self.tell_end(Ended { id, code: None, words: None, stops: true });
+        }
+        let begun = self.begin(id, &start);
         match begun {
             Ok(endpoint) => {
                 (self.config.say)(&format!("{id} ({}) has begun", start.spec.name));
@@ -246,9 +235,22 @@ impl Node {
                 self.agents.remove(&id);
                 (self.config.say)(&format!("{id} ({}) can't be started: {error}", start.spec.name));
                 let words = Some(format!("node {}: {error}", self.config.name));
-                self.tell_end(Ended { id, code: None, words, stops: false });
+                // A folder that isn't there is the job's affair.
+                let code = (error.kind() == io::ErrorKind::InvalidInput).then_some(1);
+                self.tell_end(Ended { id, code, words, stops: false });
             }
         }
+    }
+
+    /// Starts an agent; gives where others meet it.
+    fn begin(&mut self, id: AgentId, start: &Start) -> io::Result<String> {
+        let endpoint = start.endpoint.clone().map_or_else(|| self.free_endpoint(), Ok)?;
+        let child = (self.config.command)(start, &endpoint)?.spawn()?;
+        let pid = Pid::from_raw(child.id() as i32);
+        let (slots, ending) = (start.slots.clone(), start.spec.ending);
+        self.agents.insert(id, Agent { pid, slots, endpoint: endpoint.clone(), ending, stops: None });
+        self.watch(id, child)?;
+        Ok(endpoint)
     }
 
     /// A port of this node that is free now; who takes it in the meantime has the agent say so.
@@ -334,7 +336,7 @@ impl Node {
 struct Dialing {
     pool: SocketAddr,
     secret: Secret,
-    news: Sender<News>,
+    news: SyncSender<News>,
 }
 
 impl Dialing {
@@ -346,7 +348,7 @@ impl Dialing {
     }
 
     /// One connection, to its end.
-    fn hear_out(&self) -> Result<(), std::sync::mpsc::SendError<News>> {
+    fn hear_out(&self) -> Result<(), SendError<News>> {
         let line = match Line::dial(self.pool, &self.secret, NODE_PURPOSE, SILENCE) {
             Ok(line) => line,
             Err(error) => return self.news.send(News::Lost(error)),

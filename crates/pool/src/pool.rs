@@ -21,18 +21,20 @@ use crate::journal::{Entry, What};
 use crate::message::{Answer, Ask, Ended, FromNode, ToNode};
 use crate::queues::Queues;
 use crate::schedule::Why;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 /// How long a node may be away before what ran there is taken for lost.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
-/// How long a pool that has begun again waits for nodes to come back before it decides anything.
-pub(crate) const SETTLING: Duration = Duration::from_secs(5);
+/// How long a pool that has begun again waits, before it decides anything, for nodes to come back with what ran.
+pub(crate) const SETTLING: Duration = PATIENCE;
 /// How long the other agents of a job may go on after one has failed without which they are too few: they end by themselves
 /// where that isn't a program that never notices.
 const SHORT: Duration = Duration::from_secs(60);
 /// How often nodes may be lost under a job before it counts as one that loses them.
 const MOST_LOSSES: u32 = 3;
+/// How long a node that could start nothing is given nothing.
+const SHUNNED: Duration = Duration::from_secs(60);
 /// A job one of whose agents has failed grows again after two seconds, then four, and so on up to two to this power.
 const MOST_DOUBLINGS: u32 = 9;
 /// How often a job may end by itself in order to begin again.
@@ -84,8 +86,10 @@ pub(crate) struct Pool {
     /// Until then nodes may come back that know more.
     settles: Option<Instant>,
     waits: BTreeMap<JobId, Why>,
-    /// Agents of attempts that are over for the pool, which hold their slots until they have ended.
-    leftovers: BTreeMap<AgentId, Agent>,
+    /// Agents of attempts that are over for the pool, by their node, which hold their slots until they have ended.
+    leftovers: BTreeMap<(String, AgentId), Agent>,
+    /// Jobs that have ended, in that order.
+    over: VecDeque<JobId>,
 }
 
 struct Node {
@@ -95,6 +99,8 @@ struct Node {
     /// None while it is away, since then.
     link: Result<u64, Instant>,
     leaves: bool,
+    /// Until then it is given nothing, since it could start nothing.
+    shunned: Option<Instant>,
 }
 
 struct Job {
@@ -106,6 +112,8 @@ struct Job {
     /// How often it has ended by itself in order to begin again.
     drains: u32,
     agents: BTreeMap<u32, Agent>,
+    /// Agents of this attempt that have ended, and their nodes, which go on saying so until it has.
+    buried: BTreeSet<(u32, String)>,
     /// Numbers of agents aren't used twice in an attempt.
     next_agent: u32,
     endpoint: Option<String>,
@@ -118,6 +126,12 @@ struct Job {
     failures: u32,
     /// It doesn't grow before: what fails again and again isn't to do so all the time.
     grows_at: Option<Instant>,
+    /// Whether an attempt was lost with its nodes, and may go on where nobody hears of it.
+    is_haunted: bool,
+    /// It doesn't begin before.
+    begins_at: Option<Instant>,
+    /// Whether others were told to give way to it, and it has waited for that since.
+    is_promised: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -162,6 +176,22 @@ impl Job {
     fn staying(&self) -> u32 {
         self.agents.values().filter(|agent| agent.stage != Stage::Stops).count() as u32
     }
+
+    /// Whether one has ended well: then its run is over, and the others are about to end.
+    fn is_over(&self) -> bool {
+        self.last.as_ref().is_some_and(|last| matches!(last.code, Some(0 | DRAINED)))
+    }
+
+    /// Whether those that may go on are too few.
+    fn lacks_agents(&self) -> bool {
+        self.staying() < self.spec.least && !self.is_over()
+    }
+
+    /// Its first agent is gone: nobody comes to where it was, and nobody is told to.
+    fn part_from_first(&mut self) {
+        self.endpoint = None;
+        self.agents.retain(|_, agent| agent.stage != Stage::Kept);
+    }
 }
 
 impl Pool {
@@ -175,6 +205,7 @@ impl Pool {
             settles: None,
             waits: BTreeMap::new(),
             leftovers: BTreeMap::new(),
+            over: VecDeque::new(),
         };
         for Entry { at_ms, job, what } in entries {
             pool.last = pool.last.max(job.0);
@@ -189,7 +220,17 @@ impl Pool {
                 What::Began { attempt } => (known.phase, known.attempt) = (Phase::Runs, attempt),
                 What::Waits { losses } => (known.phase, known.losses) = (Phase::Waits, losses),
                 What::Canceled => known.fate = Fate::Canceled,
-                What::Ended { how } => known.phase = Phase::Ended(how),
+                What::Ended { how } => {
+                    known.phase = Phase::Ended(how);
+                    pool.over.push_back(job);
+                }
+            }
+        }
+        // Whoever canceled one that waited was told so.
+        for (id, job) in &mut pool.jobs {
+            if job.phase == Phase::Waits && job.fate == Fate::Canceled {
+                job.phase = Phase::Ended(End::Canceled);
+                pool.over.push_back(*id);
             }
         }
         let is_running = |job: &Job| job.phase == Phase::Runs;
@@ -230,10 +271,7 @@ impl Pool {
                 let Some(name) = self.name_of(link) else { return vec![Order::Close(link)] };
                 match said {
                     FromNode::Began { id, endpoint } => self.began(&name, id, endpoint, &mut orders),
-                    FromNode::Ended(ended) => {
-                        self.ended(now, &name, &ended, &mut orders);
-                        orders.push(Order::Tell(link, ToNode::Noted { id: ended.id }));
-                    }
+                    FromNode::Ended(ended) => self.ended(now, &name, &ended, &mut orders),
                     FromNode::Leaves => self.leave(&name, &mut orders),
                     FromNode::Here(_) | FromNode::Beat => {}
                 }
@@ -250,7 +288,7 @@ impl Pool {
     pub(crate) fn ask(&mut self, now: Now, ask: Ask) -> (Answer, Vec<Order>) {
         let mut orders = Vec::new();
         let answer = match ask {
-            Ask::Show { job } => Answer::Shown(Box::new(self.shown(job))),
+            Ask::Show { job } => return (Answer::Shown(Box::new(self.shown(job))), orders),
             Ask::Submit(spec) => match spec.check(&self.queues).and_then(|()| self.has_room()) {
                 Err(reason) => Answer::Refused { reason },
                 Ok(()) => {
@@ -270,15 +308,14 @@ impl Pool {
                 None => Answer::Refused {
                     reason: format!("there is no job {job}\nhint: phalanx pool show lists them"),
                 },
-                Some(Job { phase: Phase::Ended(_), .. } | Job { fate: Fate::Canceled, .. }) => {
-                    Answer::Canceled
-                }
+                Some(Job { phase: Phase::Ended(how), .. }) => Answer::Canceled { before: Some(how.clone()) },
+                Some(Job { fate: Fate::Canceled, .. }) => Answer::Canceled { before: None },
                 Some(known) => {
                     known.fate = Fate::Canceled;
                     orders.push(Order::Write(Entry { at_ms: now.ms, job, what: What::Canceled }));
                     self.stop(job, Ending::Terminate, &mut orders);
                     self.conclude(now, job, &mut orders);
-                    Answer::Canceled
+                    Answer::Canceled { before: None }
                 }
             },
         };
@@ -303,8 +340,9 @@ impl Pool {
     pub(crate) fn wake_at(&self) -> Option<Instant> {
         let away = self.nodes.values().filter_map(|node| node.link.err()).map(|since| since + PATIENCE);
         let short = self.jobs.values().filter_map(|job| job.short).map(|since| since + SHORT);
-        let growing = self.jobs.values().filter_map(|job| job.grows_at);
-        away.chain(short).chain(growing).chain(self.settles).min()
+        let later = self.jobs.values().flat_map(|job| [job.grows_at, job.begins_at]).flatten();
+        let shunned = self.nodes.values().filter_map(|node| node.shunned);
+        away.chain(short).chain(later).chain(shunned).chain(self.settles).min()
     }
 
     fn node(&mut self, name: &str) -> &mut Node {
@@ -340,33 +378,56 @@ impl Pool {
 
     fn ended(&mut self, now: Now, node: &str, ended: &Ended, orders: &mut Vec<Order>) {
         let id = ended.id;
-        self.leftovers.remove(&id);
-        if !self.is_at_hand(id) {
-            return;
+        self.leftovers.remove(&(node.to_owned(), id));
+        if ended.code.is_none() && !ended.stops {
+            let words = ended.words.as_deref().unwrap_or("it has no words for it");
+            let seconds = SHUNNED.as_secs();
+            orders.push(Order::Say(format!(
+                "node {node} can't start agents, and is given none for {seconds} s: {words}"
+            )));
+            self.node(node).shunned = Some(now.at + SHUNNED);
         }
-        let job = self.jobs.get_mut(&id.job).expect("it is at hand");
-        if job.agents.get(&id.agent).is_none_or(|agent| agent.node != node) {
+        let is_at_hand = self.is_at_hand(id);
+        let job = self.jobs.get_mut(&id.job).filter(|_| is_at_hand);
+        // Of one that this pool doesn't know, an earlier one did.
+        let Some(job) = job.filter(|job| job.agents.get(&id.agent).is_none_or(|agent| agent.node == node))
+        else {
+            let link = self.node(node).link;
+            orders.extend(link.map(|link| Order::Tell(link, ToNode::Noted { id })));
+            return;
+        };
+        if !job.buried.insert((id.agent, node.to_owned())) {
             return;
         }
         job.agents.remove(&id.agent);
+        job.next_agent = job.next_agent.max(id.agent + 1);
         if !ended.stops || ended.code == Some(0) {
             job.last = Some(ended.clone());
         }
         if id.agent == 0 {
-            // Nobody comes to where it was, and nobody is told to.
-            job.endpoint = None;
-            job.agents.retain(|_, agent| agent.stage != Stage::Kept);
+            job.part_from_first();
         }
         let has_failed = !ended.stops && ended.code.is_none_or(|code| code != 0 && code != DRAINED);
         if has_failed && job.fate == Fate::Own {
             job.failures += 1;
-            if job.staying() < job.spec.least {
-                job.short.get_or_insert(now.at);
-            } else {
+            if !job.lacks_agents() {
                 job.grows_at = Some(now.at + Duration::from_secs(1 << job.failures.min(MOST_DOUBLINGS)));
+            } else if ended.code.is_none() {
+                // That is its node's fault.
+                self.lose_job(id.job, orders);
+            } else {
+                job.short.get_or_insert(now.at);
             }
         }
         self.conclude(now, id.job, orders);
+    }
+
+    /// A job can't go on, since its nodes have let it down.
+    fn lose_job(&mut self, id: JobId, orders: &mut Vec<Order>) {
+        let job = self.jobs.get_mut(&id).expect("it is known");
+        job.fate = Fate::Lost;
+        let ending = job.spec.ending;
+        self.stop(id, ending, orders);
     }
 
     /// Tells all agents of a job to stop.
@@ -392,23 +453,35 @@ impl Pool {
     /// What has become of a job all of whose agents have ended.
     fn conclude(&mut self, now: Now, id: JobId, orders: &mut Vec<Order>) {
         let job = self.jobs.get_mut(&id).expect("it is known");
-        if !job.agents.is_empty() || matches!(job.phase, Phase::Ended(_)) {
-            return;
-        }
-        if job.phase == Phase::Waits && job.fate != Fate::Canceled {
+        let may_be_over = match job.phase {
+            // Until nodes have come back there may be agents that nobody here knows.
+            Phase::Runs => self.settles.is_none() || job.fate == Fate::Canceled,
+            Phase::Waits => job.fate == Fate::Canceled,
+            Phase::Ended(_) => false,
+        };
+        if !job.agents.is_empty() || !may_be_over {
             return;
         }
         let last = job.last.take();
         let code = last.as_ref().and_then(|last| last.code);
-        let losses = job.losses + u32::from(job.fate == Fate::Lost);
+        // What fails beside an attempt that is lost, and may go on, may fail because of that.
+        let is_lost = job.fate == Fate::Lost
+            || job.fate == Fate::Own
+                && job.is_haunted
+                && code.is_some_and(|code| code != 0 && code != DRAINED);
+        let losses = job.losses + u32::from(is_lost);
         let how = match (job.fate, last) {
             (_, Some(_)) if code == Some(0) => Some(End::Done),
             (Fate::Canceled, _) => Some(End::Canceled),
-            (Fate::Lost, _) if losses > MOST_LOSSES => {
-                let words = format!("nodes were lost under it {losses} times");
-                Some(End::Failed { code: None, words: Some(words) })
+            (_, last) if is_lost && losses > MOST_LOSSES => {
+                let lost = || format!("nodes were lost under it {losses} times");
+                Some(End::Failed { code, words: last.and_then(|last| last.words).or_else(|| Some(lost())) })
             }
             (Fate::Evicted | Fate::Lost, _) | (Fate::Own, None) => None,
+            (Fate::Own, Some(_)) if is_lost => {
+                job.begins_at = Some(now.at + PATIENCE * losses);
+                None
+            }
             (Fate::Own, Some(_)) if code == Some(DRAINED) && job.drains < MOST_DRAINS => {
                 job.drains += 1;
                 None
@@ -426,61 +499,61 @@ impl Pool {
         if job.fate != Fate::Canceled {
             job.fate = Fate::Own;
         }
-        self.forget_the_oldest();
+        for (agent, node) in std::mem::take(&mut job.buried) {
+            let id = AgentId { job: id, attempt: job.attempt, agent };
+            let link = self.nodes.get(&node).and_then(|node| node.link.ok());
+            orders.extend(link.map(|link| Order::Tell(link, ToNode::Noted { id })));
+        }
+        if matches!(self.jobs[&id].phase, Phase::Ended(_)) {
+            self.over.push_back(id);
+        }
+        while self.over.len() > REMEMBERED {
+            self.over.pop_front().map(|id| self.jobs.remove(&id));
+        }
     }
 
-    fn forget_the_oldest(&mut self) {
-        let is_over = |job: &Job| matches!(job.phase, Phase::Ended(_));
-        let over: Vec<JobId> = self.jobs.iter().filter(|(_, job)| is_over(job)).map(|(id, _)| *id).collect();
-        for id in &over[..over.len().saturating_sub(REMEMBERED)] {
-            self.jobs.remove(id);
-        }
+    /// The numbers of the jobs that are meant.
+    fn ids(&self, is_meant: impl Fn(&Job) -> bool) -> Vec<JobId> {
+        self.jobs.iter().filter(|(_, job)| is_meant(job)).map(|(id, _)| *id).collect()
     }
 
     fn pass_time(&mut self, now: Now, orders: &mut Vec<Order>) {
         let is_up = |since: Instant, limit: Duration| now.at.saturating_duration_since(since) >= limit;
-        let lost: Vec<String> = self
-            .nodes
-            .iter()
-            .filter(|(_, node)| node.link.is_err_and(|since| is_up(since, PATIENCE)))
-            .map(|(name, _)| name.clone())
-            .collect();
-        for name in lost {
+        let is_lost = |node: &Node| node.link.is_err_and(|since| is_up(since, PATIENCE));
+        let lost = self.nodes.iter().filter(|(_, node)| is_lost(node)).map(|(name, _)| name.clone());
+        for name in lost.collect::<Vec<String>>() {
             self.nodes.remove(&name);
             orders.push(Order::Say(format!("node {name} is taken for lost")));
             self.lose(now, &name, &BTreeSet::new(), orders);
         }
-        let short: Vec<JobId> = self
-            .jobs
-            .iter()
-            .filter(|(_, job)| job.short.is_some_and(|since| is_up(since, SHORT)))
-            .map(|(id, _)| *id)
-            .collect();
-        for id in short {
+        for id in self.ids(|job| job.short.is_some_and(|since| is_up(since, SHORT))) {
             self.jobs.get_mut(&id).expect("it is one of them").short = None;
             self.stop(id, Ending::Terminate, orders);
         }
+        let is_ahead = |at: &Instant| now.at < *at;
         for job in self.jobs.values_mut() {
-            job.grows_at = job.grows_at.filter(|at| now.at < *at);
+            (job.grows_at, job.begins_at) = (job.grows_at.filter(is_ahead), job.begins_at.filter(is_ahead));
         }
-        if self.settles.is_some_and(|until| now.at >= until) {
-            self.settles = None;
-            let running = self.jobs.iter().filter(|(_, job)| job.phase == Phase::Runs);
-            let ids: Vec<JobId> = running.map(|(id, _)| *id).collect();
-            for id in ids {
-                let job = self.jobs.get_mut(&id).expect("it is one of them");
-                let ending = match job.fate {
-                    // What nobody has come back with is lost.
-                    Fate::Own if job.staying() < job.spec.least => {
-                        job.fate = Fate::Lost;
-                        job.spec.ending
-                    }
-                    Fate::Own => continue,
-                    _ => Ending::Terminate,
-                };
-                self.stop(id, ending, orders);
-                self.conclude(now, id, orders);
+        self.nodes.values_mut().for_each(|node| node.shunned = node.shunned.filter(is_ahead));
+        let is_whole = |job: &Job| job.staying() + job.buried.len() as u32 >= job.spec.least;
+        let all_are_back = self.jobs.values().all(|job| job.phase != Phase::Runs || is_whole(job));
+        if self.settles.is_some_and(|until| now.at >= until || all_are_back) {
+            self.settle(now, orders);
+        }
+    }
+
+    /// What nodes haven't come back with by now is lost.
+    fn settle(&mut self, now: Now, orders: &mut Vec<Order>) {
+        self.settles = None;
+        for id in self.ids(|job| job.phase == Phase::Runs) {
+            let job = self.jobs.get_mut(&id).expect("it is one of them");
+            if job.fate != Fate::Own {
+                self.stop(id, Ending::Terminate, orders);
+            } else if job.lacks_agents() {
+                job.is_haunted = true;
+                self.lose_job(id, orders);
             }
+            self.conclude(now, id, orders);
         }
     }
 }
@@ -495,6 +568,7 @@ fn fresh(spec: JobSpec, submitted_ms: u64) -> Job {
         losses: 0,
         drains: 0,
         agents: BTreeMap::new(),
+        buried: BTreeSet::new(),
         next_agent: 0,
         endpoint: None,
         fate: Fate::Own,
@@ -502,6 +576,9 @@ fn fresh(spec: JobSpec, submitted_ms: u64) -> Job {
         short: None,
         failures: 0,
         grows_at: None,
+        is_haunted: false,
+        begins_at: None,
+        is_promised: false,
     }
 }
 

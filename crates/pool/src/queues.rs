@@ -93,7 +93,9 @@ fn parse(text: &str) -> Result<Queues, String> {
 pub fn check_name(name: &str) -> Result<(), String> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     match name.is_empty() || name.len() > MAX_NAME || !name.chars().all(is_plain) {
-        true => Err(format!("{name:?}: a name is up to {MAX_NAME} letters, digits, dots and dashes")),
+        true => {
+            Err(format!("{name:?}: a name is up to {MAX_NAME} letters, digits, dots, dashes and underscores"))
+        }
         false => Ok(()),
     }
 }

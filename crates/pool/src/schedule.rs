@@ -15,8 +15,9 @@
 //! that, too, room is made within fair shares and quotas, but of agents beyond a minimum alone: nobody is ended so that
 //! another may be larger.
 //!
-//! Two jobs never take a slot from each other in turns: who takes one holds no more than its right with it, and who gave it
-//! would hold more than its own.
+//! Who was promised slots that others are giving back comes first until it has them, and those that are free by then are kept for it.
+//! So jobs don't take slots from each other in turns: who takes one holds no more than its right with it, and who gave it would
+//! hold more than its own.
 
 use crate::job::JobId;
 use crate::queues::{Queue, Queues};
@@ -47,6 +48,8 @@ pub(crate) struct Demand {
     pub(crate) most: u32,
     pub(crate) agents: Vec<Placed>,
     pub(crate) state: State,
+    /// Whether others were told to give way to it, and it has waited for that since.
+    pub(crate) is_promised: bool,
 }
 
 /// How a job is.
@@ -112,6 +115,8 @@ pub enum Why {
         /// Which.
         job: JobId,
     },
+    /// It failed beside an attempt that was lost with its nodes, and is tried again later.
+    Resting,
     /// Slots that it is to have are still another's, who gives them back.
     Promised,
     /// All is taken by jobs that needn't give way to it.
@@ -142,6 +147,7 @@ impl fmt::Display for Why {
             }
             Why::Limit { used, limit } => write!(f, "its queue holds {used} slots, and may hold {limit}"),
             Why::Behind { job } => write!(f, "job {job} of its queue comes first"),
+            Why::Resting => write!(f, "nodes were lost under it, and it is tried again soon"),
             Why::Promised => write!(f, "others are giving slots back to it"),
             Why::Full { wants, free, used, share } => {
                 write!(
@@ -167,15 +173,36 @@ pub(crate) fn shares(scene: &Scene<'_>) -> BTreeMap<String, u32> {
     scene.queues.keys().cloned().zip(shares.iter().map(|share| share.claims)).collect()
 }
 
-/// What each queue asks for.
+/// What each queue asks for: as much as its jobs could use of the nodes that are there.
 fn claims(scene: &Scene<'_>) -> Vec<Claim> {
+    let mut requests: BTreeMap<&String, u32> = BTreeMap::new();
+    for job in scene.jobs {
+        let fit = could_fit(scene.nodes.values(), job.workers);
+        let could_run = job.state != State::Waits || fit >= job.least;
+        let most = job.most.min(fit.max(job.agents.len() as u32)).saturating_mul(job.workers);
+        let request = requests.entry(&job.queue).or_default();
+        *request = request.saturating_add(if could_run { most } else { 0 });
+    }
     let claim = |(name, queue): (&String, &Queue)| {
-        let of_it = scene.jobs.iter().filter(|job| job.queue == *name);
-        let request = of_it.fold(0u32, |sum, job| sum.saturating_add(job.most.saturating_mul(job.workers)));
+        let request = requests.get(name).copied().unwrap_or_default();
         let limit = queue.limit.unwrap_or(u32::MAX);
         Claim { quota: queue.quota, weight: queue.weight, request: request.min(limit) }
     };
     scene.queues.iter().map(claim).collect()
+}
+
+/// How many agents of so many workers there would be room for on empty nodes.
+fn could_fit<'a>(slots: impl IntoIterator<Item = &'a u32>, workers: u32) -> u32 {
+    slots.into_iter().map(|slots| slots / workers).sum()
+}
+
+/// Whether a job is one that others were told to give way to, once this was ordered.
+pub(crate) fn is_promised(job: &Demand, moves: &[Move], waits: &BTreeMap<JobId, Why>) -> bool {
+    let is_told = |order: &Move| match order {
+        Move::Shrink { for_job, .. } | Move::Evict { for_job, .. } => *for_job == job.job,
+        Move::Begin { .. } | Move::Grow { .. } => false,
+    };
+    waits.get(&job.job) == Some(&Why::Promised) && (job.is_promised || moves.iter().any(is_told))
 }
 
 /// What is to be done.
@@ -234,9 +261,13 @@ struct Plan<'a> {
     holds: Vec<u32>,
     /// The agents that each job is to have, of those that stay and those that begin.
     held: Vec<Vec<Held>>,
+    /// How many more it has, on nodes that are away.
+    away: Vec<u32>,
     /// For whom a job lost agents.
     gives_to: BTreeMap<usize, JobId>,
     waits: BTreeMap<JobId, Why>,
+    /// The jobs that found room to begin, in that order.
+    turns: Vec<usize>,
 }
 
 impl<'a> Plan<'a> {
@@ -267,8 +298,10 @@ impl<'a> Plan<'a> {
             used,
             holds,
             held,
+            away: vec![0; scene.jobs.len()],
             gives_to,
             waits,
+            turns: Vec::new(),
         };
         for (j, job) in scene.jobs.iter().enumerate() {
             plan.holds[plan.queue_of[j]] += job.agents.len() as u32 * job.workers;
@@ -283,6 +316,8 @@ impl<'a> Plan<'a> {
                     if let Some(node) = node {
                         plan.free[node] = plan.free[node].saturating_sub(job.workers);
                         plan.held[j].push(Held { agent: Some(placed.agent), node });
+                    } else {
+                        plan.away[j] += 1;
                     }
                 }
             }
@@ -297,7 +332,7 @@ impl<'a> Plan<'a> {
     /// Jobs in a state, in the order in which a queue has them.
     fn in_order(&self, is_meant: impl Fn(&Demand) -> bool) -> Vec<usize> {
         let mut found: Vec<usize> = (0..self.scene.jobs.len()).filter(|&j| is_meant(self.job(j))).collect();
-        found.sort_by_key(|&j| (Reverse(self.job(j).priority), self.job(j).job));
+        found.sort_by_key(|&j| (!self.job(j).is_promised, Reverse(self.job(j).priority), self.job(j).job));
         found
     }
 
@@ -311,7 +346,12 @@ impl<'a> Plan<'a> {
         };
         let ((a_borrows, a_with, a_share), (b_borrows, b_with, b_share)) = (key(a), key(b));
         let by_part = (a_with * b_share).cmp(&(b_with * a_share));
-        a_borrows.cmp(&b_borrows).then(by_part).then(self.job(a.0).job.cmp(&self.job(b.0).job))
+        let first = |j: usize| !self.job(j).is_promised;
+        first(a.0)
+            .cmp(&first(b.0))
+            .then(a_borrows.cmp(&b_borrows))
+            .then(by_part)
+            .then(self.job(a.0).job.cmp(&self.job(b.0).job))
     }
 
     fn begin_minimums(&mut self) {
@@ -328,23 +368,21 @@ impl<'a> Plan<'a> {
         while let Some(first) = self.next_of(&waiting, |job| job.least) {
             waiting.retain(|&j| j != first);
             let job = self.job(first);
-            if self.place(first, job.least) {
-                continue;
-            }
-            if let Err(why) = self.make_room(first, job.least, true) {
+            if let Err(why) = self.find_room(first, job.least, true) {
                 self.waits.insert(job.job, why);
                 let (behind, others): (Vec<usize>, Vec<usize>) =
                     waiting.into_iter().partition(|&j| self.queue_of[j] == self.queue_of[first]);
                 let why = Why::Behind { job: job.job };
                 self.waits.extend(behind.into_iter().map(|j| (self.scene.jobs[j].job, why.clone())));
                 waiting = others;
+            } else {
+                self.turns.push(first);
             }
         }
     }
 
-    /// How many agents of a job there would be room for if nobody else were there.
     fn could_fit(&self, j: usize) -> u32 {
-        self.slots.iter().map(|slots| slots / self.job(j).workers).sum()
+        could_fit(&self.slots, self.job(j).workers)
     }
 
     /// The first job of the queue whose turn it is. `jobs` are in the order in which queues have them.
@@ -361,27 +399,34 @@ impl<'a> Plan<'a> {
         self.queues[q].limit.filter(|limit| with > *limit)
     }
 
-    /// Gives a job so many more agents, if they fit: where others of it are, and on the node where the least is left.
-    fn place(&mut self, j: usize, agents: u32) -> bool {
-        if self.limit_above(j, agents).is_some() {
-            return false;
-        }
+    /// Whether so many more agents of a job fit into what is free, and under its queue's limit.
+    fn fits(&self, j: usize, agents: u32) -> bool {
+        let room: u32 = self.free.iter().map(|free| free / self.job(j).workers).sum();
+        room >= agents && self.limit_above(j, agents).is_none()
+    }
+
+    /// Gives a job so many more agents, which fit: where others of it are, and on the node where the least is left.
+    fn place(&mut self, j: usize, agents: u32) {
         let workers = self.job(j).workers;
-        let mut free = self.free.clone();
-        let mut nodes: Vec<usize> = self.held[j].iter().map(|held| held.node).collect();
-        let before = nodes.len();
+        let mut has_some = vec![false; self.free.len()];
+        self.held[j].iter().for_each(|held| has_some[held.node] = true);
         for _ in 0..agents {
-            let fitting = (0..free.len()).filter(|&node| free[node] >= workers);
-            let Some(node) = fitting.min_by_key(|&node| (!nodes.contains(&node), free[node], node)) else {
-                return false;
-            };
-            free[node] -= workers;
-            nodes.push(node);
+            let fitting = (0..self.free.len()).filter(|&node| self.free[node] >= workers);
+            let node = fitting.min_by_key(|&node| (!has_some[node], self.free[node], node)).expect("it fits");
+            self.free[node] -= workers;
+            has_some[node] = true;
+            self.held[j].push(Held { agent: None, node });
         }
-        self.free = free;
         self.used[self.queue_of[j]] += agents * workers;
-        self.held[j].extend(nodes.drain(before..).map(|node| Held { agent: None, node }));
-        true
+    }
+
+    /// Gives a job so many more agents, in what is free or what others give up.
+    fn find_room(&mut self, j: usize, agents: u32, is_beginning: bool) -> Result<(), Why> {
+        if self.fits(j, agents) {
+            self.place(j, agents);
+            return Ok(());
+        }
+        self.make_room(j, agents, is_beginning)
     }
 
     /// Has others give way to so many more agents of a job. Nothing has changed where that doesn't help.
@@ -397,7 +442,7 @@ impl<'a> Plan<'a> {
         let right =
             Right { is_fair: with <= self.shares[q].claims, is_within_quota: with <= self.owed[q].claims };
         let mut victims = Vec::new();
-        while !self.place(j, agents) {
+        while !self.fits(j, agents) {
             let Some(victim) = self.who_gives_way(j, right, is_beginning) else {
                 victims.iter().rev().for_each(|victim| self.put_back(victim));
                 return Err(why);
@@ -406,10 +451,11 @@ impl<'a> Plan<'a> {
             victims.push(victim);
         }
         self.spare(j, agents, &victims);
+        self.place(j, agents);
         Ok(())
     }
 
-    /// Puts those back that aren't in the way after all, of all that gave way to these agents.
+    /// Puts those back that aren't in the way of these agents after all.
     fn spare(&mut self, j: usize, agents: u32, victims: &[Victim]) {
         let mut gone = BTreeSet::new();
         for victim in victims.iter().rev() {
@@ -418,26 +464,15 @@ impl<'a> Plan<'a> {
             if gone.contains(&v) {
                 continue;
             }
-            self.unplace(j, agents);
             self.put_back(victim);
-            if !self.place(j, agents) {
+            if !self.fits(j, agents) {
                 self.take(victim);
-                assert!(self.place(j, agents), "it fitted without them");
                 self.gives_to.insert(v, self.job(j).job);
                 if matches!(victim, Victim::Job(..)) {
                     gone.insert(v);
                 }
             }
         }
-    }
-
-    fn unplace(&mut self, j: usize, agents: u32) {
-        let workers = self.job(j).workers;
-        for _ in 0..agents {
-            let held = self.held[j].pop().expect("it was placed");
-            self.free[held.node] += workers;
-        }
-        self.used[self.queue_of[j]] -= agents * workers;
     }
 
     fn take(&mut self, victim: &Victim) {
@@ -510,10 +545,10 @@ impl<'a> Plan<'a> {
         loop {
             growing.retain(|&j| {
                 let held = self.held[j].len() as u32;
-                held > 0 && held < self.job(j).most && !self.gives_to.contains_key(&j)
+                held > 0 && held + self.away[j] < self.job(j).most && !self.gives_to.contains_key(&j)
             });
             let Some(next) = self.next_of(&growing, |_| 1) else { return };
-            if !self.place(next, 1) && self.make_room(next, 1, false).is_err() {
+            if self.find_room(next, 1, false).is_err() {
                 growing.retain(|&j| j != next);
             }
         }
@@ -525,7 +560,9 @@ impl<'a> Plan<'a> {
         for (j, job) in self.scene.jobs.iter().enumerate() {
             let Some(&for_job) = self.gives_to.get(&j) else { continue };
             let kept: BTreeSet<u32> = self.held[j].iter().filter_map(|held| held.agent).collect();
-            let leaves = |placed: &&Placed| !placed.stops && !kept.contains(&placed.agent);
+            let leaves = |placed: &&Placed| {
+                !placed.stops && !kept.contains(&placed.agent) && self.scene.nodes.contains_key(&placed.node)
+            };
             let agents: Vec<u32> = job.agents.iter().filter(leaves).map(|placed| placed.agent).collect();
             match kept.is_empty() {
                 true => moves.push(Move::Evict { job: job.job, for_job }),
@@ -534,7 +571,11 @@ impl<'a> Plan<'a> {
                 false => moves.push(Move::Shrink { job: job.job, agents, for_job }),
             }
         }
-        for (j, job) in self.scene.jobs.iter().enumerate() {
+        // Whoever has found room first has what is vacant first.
+        let turns = std::mem::take(&mut self.turns);
+        let known: BTreeSet<usize> = turns.iter().copied().collect();
+        for j in turns.into_iter().chain((0..self.scene.jobs.len()).filter(|j| !known.contains(j))) {
+            let job = &self.scene.jobs[j];
             let fresh: Vec<usize> =
                 self.held[j].iter().filter(|held| held.agent.is_none()).map(|held| held.node).collect();
             if fresh.is_empty() {
@@ -557,6 +598,10 @@ impl<'a> Plan<'a> {
                 State::Waits => {
                     if !fresh.iter().all(|&node| fits(node)) {
                         self.waits.insert(job.job, Why::Promised);
+                        // What is free by now is kept for it.
+                        for &node in &fresh {
+                            self.vacant[node] = self.vacant[node].saturating_sub(job.workers);
+                        }
                         continue;
                     }
                     moves.push(Move::Begin { job: job.job, nodes: fresh.iter().map(name).collect() });

@@ -153,6 +153,10 @@ impl Server {
                     unreachable!("the front is as long there as the server")
                 }
             }
+            // Whoever says much doesn't hold up the time.
+            if self.pool.wake_at().is_some_and(|at| Instant::now() >= at) {
+                self.heed(Event::Tick)?;
+            }
             if Instant::now() >= beat_at {
                 self.links.values().for_each(|link| tell(link, &ToNode::Beat));
                 beat_at = Instant::now() + BEAT;

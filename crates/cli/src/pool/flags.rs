@@ -19,7 +19,7 @@ pub(crate) enum Pool {
     Serve(ServeArgs),
     /// Be a node of a pool: start workers here as it says, until SIGTERM or Ctrl-C.
     ///
-    /// Then jobs make room as they do for others; a second signal ends them at once.
+    /// Then jobs make room as they do for others; with a second signal they get SIGTERM.
     Node(NodeArgs),
     /// Have something run once its queue may hold so many slots.
     Submit(Box<SubmitArgs>),
@@ -50,6 +50,9 @@ pub(crate) enum Pool {
         /// Their numbers.
         #[arg(required = true)]
         jobs: Vec<u64>,
+        /// Print one JSON object a line on standard output.
+        #[arg(long)]
+        json: bool,
     },
 }
 
@@ -99,8 +102,8 @@ pub(crate) struct ServeArgs {
 pub(crate) struct NodeArgs {
     #[command(flatten)]
     pub(crate) to: To,
-    /// Workers that this machine has room for: a number, gpu for one a GPU, cpu for one a core, or auto. If there are as many GPUs,
-    /// each has its own.
+    /// Workers that this machine has room for: a number, gpu for one a GPU, cpu for one a core, or auto. If there are as many GPUs
+    /// or more, each has its own.
     #[arg(long, value_name = "N", default_value = "auto")]
     pub(crate) slots: String,
     /// What it is called [default: the machine's name].

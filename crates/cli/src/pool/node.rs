@@ -4,15 +4,17 @@ use super::flags::NodeArgs;
 use super::{address, secret};
 use crate::args::WrongUsage;
 use crate::run::{Gpus, worker_count};
-use crate::say::say;
+use crate::say::{harmless, say};
 use crate::work::own_path;
 use anyhow::Result;
 use phalanx_job::{host_name, names};
 use phalanx_pool::{NodeConfig, Start, Work, check_name, run_node};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use std::fmt::Display;
 use std::fs::{self, OpenOptions};
 use std::io;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -38,7 +40,7 @@ pub(crate) fn node(args: &NodeArgs) -> Result<u8> {
         slots: slots as u32,
         address: args.local_addr.clone(),
         command: Box::new(move |start, endpoint| machine.agent(start, endpoint)),
-        say: Box::new(|line| say(line)),
+        say: Box::new(|line| say(harmless(line))),
     };
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     run_node(config, |leaver| {
@@ -63,9 +65,18 @@ struct Machine {
 }
 
 impl Machine {
+    /// What is wrong with the job's folders is an error of the kind `InvalidInput`.
     fn agent(&self, start: &Start, endpoint: &str) -> io::Result<Command> {
         let (spec, id) = (&start.spec, start.id);
+        if !spec.folder.is_dir() {
+            return Err(of_job(&spec.folder, "there is no such folder here"));
+        }
         let out = spec.run_dir(id.job);
+        let logs = out.join("agents");
+        fs::create_dir_all(&logs).map_err(|error| of_job(&logs, error))?;
+        let log = logs.join(format!("{}-{}.log", id.attempt, id.agent));
+        let log =
+            OpenOptions::new().create(true).append(true).open(&log).map_err(|error| of_job(&log, error))?;
         let mut command = Command::new(&self.phalanx);
         command.arg("run").args(["--nproc-per-node", &spec.workers.to_string()]);
         command.args(["--max-restarts", &spec.max_restarts.to_string()]);
@@ -90,24 +101,21 @@ impl Machine {
             }
             Work::Program(typed) => command.args(typed),
         };
+        command.envs(spec.variables.iter().cloned()).current_dir(&spec.folder);
         let threads = self.threads.to_string();
         command.env(names::THREADS, &threads).env(names::OMP_NUM_THREADS, &threads);
         if let Some((variable, devices)) = &self.devices {
             let own = start.slots.iter().filter_map(|slot| devices.get(*slot as usize));
             command.env(variable, own.cloned().collect::<Vec<String>>().join(","));
         }
-        command.envs(spec.variables.iter().cloned()).current_dir(&spec.folder);
-        let logs = out.join("agents");
-        fs::create_dir_all(&logs).map_err(|error| named(&logs, &error))?;
-        let log = logs.join(format!("{}-{}.log", id.attempt, id.agent));
-        let file =
-            OpenOptions::new().create(true).append(true).open(&log).map_err(|error| named(&log, &error))?;
-        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        // Ctrl-C is for the node, which asks its agents as their jobs want it.
+        command.process_group(0);
         phalanx_launch::end_with_caller(&mut command);
         Ok(command)
     }
 }
 
-fn named(path: &Path, error: &io::Error) -> io::Error {
-    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+fn of_job(path: &Path, why: impl Display) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, format!("{}: {why}", path.display()))
 }

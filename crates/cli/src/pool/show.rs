@@ -2,18 +2,20 @@
 
 use super::flags::To;
 use super::{dial, look};
-use crate::say::{is_read, print, say};
+use crate::say::{harmless, is_read, print, say};
 use anyhow::Result;
 use phalanx_pool::{Client, End, JobId, Shown, ShownJob, ShownNode, ShownQueue, ShownState};
 use serde_json::json;
-use std::collections::BTreeMap;
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// How often a job that is waited for is looked at.
-const ASK: Duration = Duration::from_millis(200);
+const ASK: Duration = Duration::from_millis(500);
 /// How long a pool that is away is looked for.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// So many jobs that have ended are in the table.
+const SHOWN: usize = 20;
 
 pub(crate) fn show(to: &To, job: Option<JobId>, json: bool) -> Result<u8> {
     let shown = look(&dial(to)?, job)?;
@@ -22,7 +24,15 @@ pub(crate) fn show(to: &To, job: Option<JobId>, json: bool) -> Result<u8> {
     }
     match json {
         true => print(serde_json::to_string(&shown)?),
-        false => print(table(&shown).trim_end()),
+        false => {
+            print(harmless(table(&shown).trim_end()));
+            if let (Some(_), [only]) = (job, &shown.jobs[..]) {
+                print(harmless(&format!(
+                    "its run is kept in {}, and what it says in agents/ there",
+                    only.out
+                )));
+            }
+        }
     }
     Ok(0)
 }
@@ -49,19 +59,23 @@ pub(crate) fn wait(to: &To, job: JobId, json: bool) -> Result<u8> {
                         true => print(
                             json!({"event": "job", "job": job, "attempts": found.attempts, "now": found.state}),
                         ),
-                        false => say(format_args!("job {job} ({}) {}", found.name, words(&found.state))),
+                        false => say(harmless(&format!("job {job} ({}) {}", found.name, found.state))),
                     }
                 }
                 if let ShownState::Ended { how } = &found.state {
                     if matches!(how, End::Failed { .. }) && !json {
-                        say(format_args!("hint: what it said is in {}/agents", found.out));
+                        say(harmless(&format!("hint: what it said is in {}/agents", found.out)));
                     }
                     return Ok(u8::from(*how != End::Done));
                 }
                 told = Some(found.state);
             }
             Err(error) if answered.elapsed() > PATIENCE => return Err(error),
-            Err(_) => client = None,
+            Err(_) => {
+                if client.take().is_some() {
+                    say("the pool is away, and its jobs go on; looking for it for a minute");
+                }
+            }
         }
         if !is_read() {
             return Ok(0);
@@ -74,51 +88,57 @@ fn no_job(job: JobId) -> anyhow::Error {
     anyhow::anyhow!("there is no job {job}, or it has ended long ago\nhint: phalanx pool show lists them")
 }
 
-/// A job's state in words.
-fn words(state: &ShownState) -> String {
-    match state {
-        ShownState::Waits { why } => format!("waits: {why}"),
-        ShownState::Runs { nodes } => format!("runs on {}", counted(nodes)),
-        ShownState::Ends { nodes } if nodes.is_empty() => "is being stopped".into(),
-        ShownState::Ends { nodes } => format!("is being stopped on {}", counted(nodes)),
-        ShownState::Ended { how } => format!("has ended: {how}"),
-    }
-}
-
-/// Nodes, each once, with how many agents are on it: `a, b x3`.
-fn counted(nodes: &[String]) -> String {
-    let mut counts: BTreeMap<&String, u32> = BTreeMap::new();
-    nodes.iter().for_each(|node| *counts.entry(node).or_default() += 1);
-    let one = |(node, n): (&&String, &u32)| if *n == 1 { node.to_string() } else { format!("{node} x{n}") };
-    counts.iter().map(one).collect::<Vec<String>>().join(", ")
-}
-
 fn table(shown: &Shown) -> String {
-    let mut text = format!(
-        "{:<20} {:>6} {:>6} {:>6} {:>6} {:>6}\n",
-        "queue", "holds", "fair", "quota", "limit", "weight"
+    let mut text = String::new();
+    // Neither is there where one job was asked for.
+    if !shown.queues.is_empty() {
+        text += &format!(
+            "{:<20} {:>6} {:>6} {:>6} {:>6} {:>6}\n",
+            "queue", "holds", "fair", "quota", "limit", "weight"
+        );
+        for ShownQueue { name, queue, share, used } in &shown.queues {
+            let limit = queue.limit.map_or("-".into(), |limit| limit.to_string());
+            let (quota, weight) = (queue.quota, queue.weight);
+            text += &format!("{name:<20} {used:>6} {share:>6} {quota:>6} {limit:>6} {weight:>6}\n");
+        }
+        text += &format!("\n{:<20} {:>6} {:>6}  at\n", "node", "used", "slots");
+        for ShownNode { name, address, slots, used, is_there } in &shown.nodes {
+            let away = if *is_there { "" } else { ", is given nothing now" };
+            text += &format!("{name:<20} {used:>6} {slots:>6}  {address}{away}\n");
+        }
+        if shown.nodes.is_empty() {
+            text += "none; on each machine: phalanx pool node --pool ADDRESS\n";
+        }
+        text.push('\n');
+    }
+    text += &format!(
+        "{:>6} {:<20} {:<20} {:>8} {:>8} {:>6}  now\n",
+        "job", "name", "queue", "priority", "workers", "starts"
     );
-    for ShownQueue { name, queue, share, used } in &shown.queues {
-        let limit = queue.limit.map_or("-".into(), |limit| limit.to_string());
-        let (quota, weight) = (queue.quota, queue.weight);
-        text += &format!("{name:<20} {used:>6} {share:>6} {quota:>6} {limit:>6} {weight:>6}\n");
-    }
-    text += &format!("\n{:<20} {:>6} {:>6}  at\n", "node", "used", "slots");
-    for ShownNode { name, address, slots, used, is_there } in &shown.nodes {
-        let away = if *is_there { "" } else { ", away or leaving" };
-        text += &format!("{name:<20} {used:>6} {slots:>6}  {address}{away}\n");
-    }
-    if shown.nodes.is_empty() {
-        text += "none; on each machine: phalanx pool node --pool ADDRESS\n";
-    }
-    text += &format!("\n{:>6} {:<20} {:<20} {:>7}  now\n", "job", "name", "queue", "workers");
-    for job in &shown.jobs {
-        let ShownJob { job: number, name, queue, agents: (least, most), workers, state, .. } = job;
+    let (over, living): (Vec<&ShownJob>, Vec<&ShownJob>) =
+        shown.jobs.iter().partition(|job| matches!(job.state, ShownState::Ended { .. }));
+    let earlier = over.len().saturating_sub(SHOWN);
+    for job in living.into_iter().chain(over.into_iter().skip(earlier)) {
+        let ShownJob {
+            job: number,
+            name,
+            queue,
+            priority,
+            agents: (least, most),
+            workers,
+            attempts,
+            state,
+            ..
+        } = job;
         let wants = match (least * workers, most * workers) {
             (least, most) if least == most => least.to_string(),
             (least, most) => format!("{least}:{most}"),
         };
-        text += &format!("{number:>6} {name:<20} {queue:<20} {wants:>7}  {}\n", words(state));
+        text +=
+            &format!("{number:>6} {name:<20} {queue:<20} {priority:>8} {wants:>8} {attempts:>6}  {state}\n");
+    }
+    if earlier > 0 {
+        text += &format!("and {earlier} that ended before these, which --json shows\n");
     }
     text
 }

@@ -1,10 +1,10 @@
 //! What a schedule comes to: agents with slots of their own, told to start and to stop.
 
-use super::{Agent, DRAINED, Fate, Job, Now, Order, Phase, Pool, Stage};
+use super::{Agent, Fate, Job, Now, Order, Phase, Pool, Stage};
 use crate::job::{AgentId, Ending, JobId};
 use crate::journal::{Entry, What};
-use crate::message::{Start, ToNode};
-use crate::schedule::{Demand, Move, Placed, Scene, State, Why, schedule};
+use crate::message::{Start, ToNode, counted};
+use crate::schedule::{Demand, Move, Placed, Scene, State, Why, is_promised, schedule};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Pool {
@@ -18,7 +18,13 @@ impl Pool {
         }
         let nodes = self.slots();
         let plan = schedule(&Scene { queues: &self.queues, nodes: &nodes, jobs: &demands });
+        for demand in &demands {
+            let is_promised = is_promised(demand, &plan.moves, &plan.waits);
+            self.jobs.get_mut(&demand.job).expect("it is in the scene").is_promised = is_promised;
+        }
         self.waits = plan.waits;
+        let rest = self.jobs.iter().filter(|(_, job)| job.begins_at.is_some());
+        self.waits.extend(rest.map(|(id, _)| (*id, Why::Resting)));
         for order in plan.moves {
             match order {
                 Move::Begin { job, nodes } => {
@@ -63,7 +69,8 @@ impl Pool {
     }
 
     pub(super) fn demands(&self) -> Vec<Demand> {
-        let living = self.jobs.iter().filter(|(_, job)| !matches!(job.phase, Phase::Ended(_)));
+        let is_living = |job: &Job| !matches!(job.phase, Phase::Ended(_)) && job.begins_at.is_none();
+        let living = self.jobs.iter().filter(|(_, job)| is_living(job));
         living.map(|(id, job)| job.demand(*id)).collect()
     }
 
@@ -73,7 +80,8 @@ impl Pool {
             let on_it = self.leftovers.values().filter(|agent| agent.node == name);
             on_it.map(|agent| agent.slots.len() as u32).sum::<u32>()
         };
-        let there = self.nodes.iter().filter(|(_, node)| node.link.is_ok() && !node.leaves);
+        let there =
+            self.nodes.iter().filter(|(_, node)| node.link.is_ok() && !node.leaves && node.shunned.is_none());
         there.map(|(name, node)| (name.clone(), node.slots.saturating_sub(left_over(name)))).collect()
     }
 
@@ -110,9 +118,7 @@ impl Job {
         let (least, most, workers, priority) = (spec.least, spec.most, spec.workers, spec.priority);
         let is_met =
             self.endpoint.is_some() && self.agents.get(&0).is_some_and(|first| first.stage == Stage::Runs);
-        // Where one has ended well, the run is over, and the others are about to end.
-        let is_over = self.last.as_ref().is_some_and(|last| matches!(last.code, Some(0 | DRAINED)));
-        let can_grow = is_met && !is_over && self.grows_at.is_none();
+        let can_grow = is_met && !self.is_over() && self.grows_at.is_none();
         let state = match (&self.phase, self.fate) {
             (Phase::Waits | Phase::Ended(_), _) => State::Waits,
             (Phase::Runs, Fate::Own) if self.short.is_none() => State::Runs { can_grow },
@@ -124,15 +130,16 @@ impl Job {
             stops: agent.stage == Stage::Stops,
         };
         let agents = self.agents.iter().map(placed).collect();
-        Demand { job, queue: spec.queue.clone(), priority, workers, least, most, agents, state }
+        Demand {
+            job,
+            queue: spec.queue.clone(),
+            priority,
+            workers,
+            least,
+            most,
+            agents,
+            state,
+            is_promised: self.is_promised,
+        }
     }
-}
-
-/// Nodes in words, each once: `a, b (3 agents)`.
-fn counted(nodes: &[String]) -> String {
-    let mut counts: BTreeMap<&String, u32> = BTreeMap::new();
-    nodes.iter().for_each(|node| *counts.entry(node).or_default() += 1);
-    let words =
-        |(node, n): (&&String, &u32)| if *n == 1 { node.to_string() } else { format!("{node} ({n} agents)") };
-    counts.iter().map(words).collect::<Vec<String>>().join(", ")
 }

@@ -1,11 +1,14 @@
 //! Nodes that come, are away, leave and are lost.
 
 use super::{Agent, Fate, Node, Now, Order, PATIENCE, Phase, Pool, Stage};
-use crate::job::{AgentId, Ending, JobId};
+use crate::job::{AgentId, Ending};
 use crate::message::{Here, Running, ToNode};
 use crate::queues::check_name;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+
+/// The most slots of a node.
+const MOST_SLOTS: u32 = 4096;
 
 impl Pool {
     /// A node is there, for the first time or again.
@@ -15,8 +18,8 @@ impl Pool {
             orders.extend([Order::Tell(link, ToNode::Refused { reason }), Order::Close(link)]);
             return;
         }
-        let Here { name, process, address, slots, running, ended } = here;
-        let fresh = Node { process, address, slots, link: Ok(link), leaves: false };
+        let Here { name, process, address, slots, leaves, running, ended } = here;
+        let fresh = Node { process, address, slots, link: Ok(link), leaves, shunned: None };
         let count = if slots == 1 { "slot" } else { "slots" };
         orders.push(Order::Say(format!("node {name} is there, with {slots} {count}")));
         if let Some(Node { link: Ok(old), .. }) = self.nodes.insert(name.clone(), fresh) {
@@ -25,13 +28,17 @@ impl Pool {
         let mut known: BTreeSet<AgentId> = BTreeSet::new();
         for Running { id, slots, endpoint, stops } in running {
             known.insert(id);
-            if !self.is_at_hand(id) {
-                // Another attempt has begun, or none is to.
+            let is_at_hand = self.is_at_hand(id);
+            let job = self.jobs.get_mut(&id.job).filter(|_| is_at_hand);
+            // Another attempt has begun, or none is to, or another has its number.
+            let Some(job) =
+                job.filter(|job| job.agents.get(&id.agent).is_none_or(|agent| agent.node == name))
+            else {
                 orders.push(Order::Tell(link, ToNode::Stop { id, ending: Ending::Terminate }));
-                self.leftovers.insert(id, Agent { node: name.clone(), slots, stage: Stage::Stops });
+                let agent = Agent { node: name.clone(), slots, stage: Stage::Stops };
+                self.leftovers.insert((name.clone(), id), agent);
                 continue;
-            }
-            let job = self.jobs.get_mut(&id.job).expect("it is at hand");
+            };
             let stage = if stops { Stage::Stops } else { Stage::Runs };
             let agent =
                 job.agents.entry(id.agent).or_insert_with(|| Agent { node: name.clone(), slots, stage });
@@ -46,7 +53,6 @@ impl Pool {
         for ended in ended {
             known.insert(ended.id);
             self.ended(now, &name, &ended, orders);
-            orders.push(Order::Tell(link, ToNode::Noted { id: ended.id }));
         }
         // What it doesn't know of has never begun there, or has ended with the process before this one.
         self.lose(now, &name, &known, orders);
@@ -54,8 +60,11 @@ impl Pool {
 
     fn may_come(&self, here: &Here) -> Result<(), String> {
         check_name(&here.name)?;
-        if here.slots == 0 {
-            return Err("it has no slots".into());
+        if !(1..=MOST_SLOTS).contains(&here.slots) {
+            return Err(format!("it has {} slots, and nodes have 1 to {MOST_SLOTS}", here.slots));
+        }
+        if here.address.parse::<IpAddr>().is_err() {
+            check_name(&here.address)?;
         }
         if self.nodes.get(&here.name).is_some_and(|node| node.link.is_ok() && node.process != here.process) {
             return Err(format!(
@@ -81,13 +90,12 @@ impl Pool {
     pub(super) fn leave(&mut self, node: &str, orders: &mut Vec<Order>) {
         self.node(node).leaves = true;
         orders.push(Order::Say(format!("node {node} leaves, and stops what runs there")));
-        let ids: Vec<JobId> = self.jobs.keys().copied().collect();
-        for id in ids {
+        for id in self.ids(|job| job.phase == Phase::Runs) {
             let job = self.jobs.get_mut(&id).expect("it is one of them");
             let on_it =
                 job.agents.values_mut().filter(|agent| agent.node == node && agent.stage != Stage::Kept);
             on_it.for_each(|agent| agent.stage = Stage::Stops);
-            if job.phase == Phase::Runs && job.fate == Fate::Own && job.staying() < job.spec.least {
+            if job.fate == Fate::Own && job.lacks_agents() {
                 job.fate = Fate::Evicted;
                 let ending = job.spec.ending;
                 self.stop(id, ending, orders);
@@ -118,14 +126,14 @@ impl Pool {
 
     /// The agents of a node are lost, but for those that it knows.
     pub(super) fn lose(&mut self, now: Now, node: &str, known: &BTreeSet<AgentId>, orders: &mut Vec<Order>) {
-        self.leftovers.retain(|id, agent| agent.node != node || known.contains(id));
-        let ids: Vec<JobId> = self.jobs.keys().copied().collect();
-        for id in ids {
+        self.leftovers.retain(|(on, id), _| on != node || known.contains(id));
+        let is_gone = !self.nodes.contains_key(node);
+        for id in self.ids(|job| job.phase == Phase::Runs) {
             let job = self.jobs.get_mut(&id).expect("it is one of them");
             let attempt = job.attempt;
             let is_lost = |n: u32, agent: &Agent| {
                 let id = AgentId { job: id, attempt, agent: n };
-                agent.node == node && agent.stage != Stage::Kept && !known.contains(&id)
+                agent.node == node && (agent.stage != Stage::Kept || is_gone) && !known.contains(&id)
             };
             let lost: Vec<u32> =
                 job.agents.iter().filter(|(n, agent)| is_lost(**n, agent)).map(|(n, _)| *n).collect();
@@ -134,16 +142,15 @@ impl Pool {
             }
             lost.iter().for_each(|n| drop(job.agents.remove(n)));
             if lost.contains(&0) {
-                job.endpoint = None;
-                job.agents.retain(|_, agent| agent.stage != Stage::Kept);
+                job.part_from_first();
             }
+            // A process that is known to have ended has taken its agents with it.
+            job.is_haunted |= is_gone;
             let agents =
                 if lost.len() == 1 { "an agent".to_owned() } else { format!("{} agents", lost.len()) };
             orders.push(Order::Say(format!("job {id} ({}): {agents} lost with node {node}", job.spec.name)));
-            if job.fate == Fate::Own && job.staying() < job.spec.least {
-                job.fate = Fate::Lost;
-                let ending = job.spec.ending;
-                self.stop(id, ending, orders);
+            if job.fate == Fate::Own && job.lacks_agents() {
+                self.lose_job(id, orders);
             }
             self.conclude(now, id, orders);
         }

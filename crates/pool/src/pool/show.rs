@@ -8,6 +8,10 @@ use crate::schedule::{Scene, Why, shares};
 
 impl Pool {
     pub(super) fn shown(&self, job: Option<JobId>) -> Shown {
+        if let Some(id) = job {
+            let jobs = self.jobs.get(&id).map(|job| self.shown_job(id, job)).into_iter().collect();
+            return Shown { queues: Vec::new(), nodes: Vec::new(), jobs };
+        }
         let (demands, slots) = (self.demands(), self.slots());
         let shares = shares(&Scene { queues: &self.queues, nodes: &slots, jobs: &demands });
         let used = |is_meant: &dyn Fn(&Job, &Agent) -> bool| -> u32 {
@@ -29,11 +33,10 @@ impl Pool {
             used: used(&|_, agent| agent.node == *name),
             is_there: slots.contains_key(name),
         };
-        let meant = self.jobs.iter().filter(|(id, _)| job.is_none_or(|job| job == **id));
         Shown {
             queues: self.queues.iter().map(queue).collect(),
             nodes: self.nodes.iter().map(node).collect(),
-            jobs: meant.map(|(id, job)| self.shown_job(*id, job)).collect(),
+            jobs: self.jobs.iter().map(|(id, job)| self.shown_job(*id, job)).collect(),
         }
     }
 

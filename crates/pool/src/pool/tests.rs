@@ -129,6 +129,7 @@ impl World {
             process: node.process.to_string(),
             address: "10.0.0.1".into(),
             slots: node.slots,
+            leaves: false,
             running: node.running.values().cloned().collect(),
             ended: node.ended.values().cloned().collect(),
         };
@@ -247,6 +248,10 @@ impl World {
             _ => None,
         }
     }
+}
+
+fn canceled(before: Option<End>) -> Answer {
+    Answer::Canceled { before }
 }
 
 fn agent(job: JobId, attempt: u32, agent: u32) -> AgentId {
@@ -385,7 +390,6 @@ fn a_node_that_was_only_away_goes_on() {
     assert_eq!(world.agents(job), [agent(job, 1, 0)]);
     world.settle();
     assert_eq!(world.agents(other).len(), 1);
-    assert!(world.node("n1").ended.is_empty());
     // One that was to stop while its node was away is told when that is back.
     world.end_all(other, 0);
     world.cut("n1");
@@ -393,6 +397,7 @@ fn a_node_that_was_only_away_goes_on() {
     world.connect("n1");
     world.settle();
     assert_eq!((world.ended(job), world.agents(job)), (Some(End::Canceled), vec![]));
+    assert!(world.node("n1").ended.is_empty());
 }
 
 #[test]
@@ -419,12 +424,13 @@ fn what_is_not_wanted_ends_whatever_it_does() {
     let mut world = world(&[("n1", 1)]);
     let (runs, waits) = (world.submit(spec("a", 1, 1)), world.submit(spec("a", 1, 1)));
     world.settle();
-    assert_eq!(world.cancel(waits), Answer::Canceled);
+    assert_eq!(world.cancel(waits), canceled(None));
     assert_eq!(world.ended(waits), Some(End::Canceled));
-    assert_eq!(world.cancel(runs), Answer::Canceled);
-    assert_eq!(world.cancel(runs), Answer::Canceled);
+    assert_eq!(world.cancel(runs), canceled(None));
+    assert_eq!(world.cancel(runs), canceled(None));
     world.settle();
     assert_eq!((world.ended(runs), world.agents(runs)), (Some(End::Canceled), vec![]));
+    assert_eq!(world.cancel(runs), canceled(Some(End::Canceled)));
     assert!(matches!(world.cancel(JobId(9)), Answer::Refused { reason } if reason.contains("no job 9")));
 }
 
@@ -443,12 +449,15 @@ fn strangers_among_nodes_are_refused() {
         process: "other".into(),
         address: address.into(),
         slots,
+        leaves: false,
         running: Vec::new(),
         ended: Vec::new(),
     };
     check(here("n1", "10.0.0.2", 1), "another node n1");
     check(here("n2", "127.0.0.1", 1), "can't reach each other");
-    check(here("n2", "10.0.0.2", 0), "no slots");
+    check(here("n2", "10.0.0.2", 0), "it has 0 slots");
+    check(here("n2", "10.0.0.2", u32::MAX), "nodes have 1 to 4096");
+    check(here("n2", "\u{1b}[31m", 1), "a name is up to");
     check(here("a b", "10.0.0.2", 1), "a name is up to");
     let orders = world.pool.heed(world.now, Event::Said(98, FromNode::Leaves));
     assert_eq!(orders, [Order::Close(98)]);
@@ -561,6 +570,143 @@ fn what_is_over_for_long_is_forgotten_and_its_number_is_not() {
     assert_eq!(next.0, jobs.last().unwrap().0 + 1);
 }
 
+#[test]
+fn one_that_was_canceled_stays_so_wherever_the_journal_was_cut() {
+    let mut world = world(&[("n1", 1)]);
+    let first = world.submit(spec("a", 1, 1));
+    world.settle();
+    let waits = world.submit(spec("a", 1, 1));
+    world.cancel(waits);
+    world.end_all(first, 0);
+    let cut = world.journal.iter().position(|entry| entry.what == What::Canceled).unwrap() + 1;
+    world.begin_again(cut);
+    assert_eq!(world.ended(waits), Some(End::Canceled));
+}
+
+#[test]
+fn a_number_that_was_given_twice_is_no_slot_twice() {
+    let mut world = world(&[("n1", 1), ("n2", 1)]);
+    let job = world.submit(spec("a", 1, 2));
+    world.settle();
+    world.begin_again(usize::MAX);
+    world.nodes.insert("n3".into(), SimNode { slots: 1, ..SimNode::default() });
+    world.connect("n1");
+    world.connect("n3");
+    world.settle();
+    assert_eq!(world.node("n3").running.len(), 1);
+    world.connect("n2");
+    // What it has is another's number, and is stopped before its slot is somebody else's.
+    assert!(!world.pool.slots().contains_key("n2") || world.pool.slots()["n2"] == 0);
+    let other = world.submit(spec("b", 1, 1));
+    world.settle();
+    assert_eq!((world.agents(other).len(), world.agents(job).len()), (1, 2));
+}
+
+#[test]
+fn an_agent_that_never_began_is_lost_with_its_node() {
+    let mut world = world(&[("n1", 1), ("n2", 1)]);
+    let job = world.submit(spec("a", 2, 2));
+    // The first hasn't begun yet.
+    world.cut("n2");
+    world.pass(PATIENCE);
+    world.settle();
+    assert!(matches!(world.state(job), ShownState::Waits { .. }), "{:?}", world.said);
+    world.connect("n2");
+    world.settle();
+    assert_eq!(world.agents(job), [agent(job, 2, 0), agent(job, 2, 1)]);
+}
+
+#[test]
+fn no_more_agents_than_were_wanted_and_none_away_are_told() {
+    let mut world = world(&[("n1", 1), ("n2", 1)]);
+    let job = world.submit(spec("a", 1, 2));
+    world.settle();
+    world.nodes.insert("n3".into(), SimNode { slots: 1, ..SimNode::default() });
+    world.connect("n3");
+    world.cut("n2");
+    world.settle();
+    assert_eq!(world.agents(job).len(), 2, "one is only away");
+    world.nodes.insert("n4".into(), SimNode { slots: 1, ..SimNode::default() });
+    let elastic = world.submit(spec("b", 1, 3));
+    world.settle();
+    assert_eq!(world.agents(elastic).len(), 1);
+    world.cut("n3");
+    world.connect("n2");
+    assert!(world.said.iter().all(|line| !line.contains("gives")), "{:?}", world.said);
+}
+
+#[test]
+fn a_run_whose_first_agent_ended_well_is_not_begun_again_by_a_new_pool() {
+    let mut world = world(&[("n1", 2)]);
+    let job = world.submit(spec("a", 2, 2));
+    world.settle();
+    world.end(agent(job, 1, 0), 0);
+    world.settle();
+    world.begin_again(usize::MAX);
+    world.connect("n1");
+    world.settle();
+    world.pass(SETTLING);
+    world.settle();
+    assert_eq!(world.agents(job), [agent(job, 1, 1)]);
+    world.end_all(job, 0);
+    assert_eq!(world.ended(job), Some(End::Done));
+    assert!(world.node("n1").ended.is_empty());
+}
+
+#[test]
+fn what_fails_beside_an_attempt_that_was_lost_is_tried_again_later() {
+    let mut world = world(&[("n1", 1)]);
+    let job = world.submit(spec("a", 1, 1));
+    world.settle();
+    world.nodes.insert("n2".into(), SimNode { slots: 1, ..SimNode::default() });
+    world.connect("n2");
+    // It can't be heard, and goes on.
+    world.cut("n1");
+    world.pass(PATIENCE);
+    world.settle();
+    assert_eq!(world.node("n2").running.keys().copied().collect::<Vec<_>>(), [agent(job, 2, 0)]);
+    world.end(agent(job, 2, 0), 1);
+    assert!(matches!(world.state(job), ShownState::Waits { why: Why::Resting }));
+    world.connect("n1");
+    world.settle();
+    assert_eq!(world.agents(job), []);
+    world.pass(3 * PATIENCE);
+    world.settle();
+    assert_eq!(world.agents(job), [agent(job, 3, 0)]);
+    world.end_all(job, 0);
+    assert_eq!(world.ended(job), Some(End::Done));
+}
+
+#[test]
+fn a_node_that_can_start_nothing_is_given_nothing_for_a_while() {
+    let mut world = world(&[("n1", 1)]);
+    let job = world.submit(spec("a", 1, 1));
+    let told = std::mem::take(&mut world.node("n1").told);
+    assert!(matches!(&told[..], [ToNode::Start(_)]));
+    let link = world.node("n1").link.unwrap();
+    let ended = Ended { id: agent(job, 1, 0), code: None, words: Some("no memory".into()), stops: false };
+    world.heed(Event::Said(link, FromNode::Ended(ended)));
+    assert!(matches!(world.state(job), ShownState::Waits { why: Why::NotEnough { .. } }));
+    assert!(world.said.iter().any(|line| line.contains("no memory")), "{:?}", world.said);
+    world.pass(SHUNNED);
+    world.settle();
+    assert_eq!(world.agents(job), [agent(job, 2, 0)]);
+}
+
+#[test]
+fn the_end_of_a_long_job_is_remembered() {
+    let mut world = world(&[("n1", 2)]);
+    let long = world.submit(spec("a", 1, 1));
+    world.settle();
+    for _ in 0..REMEMBERED + 5 {
+        let job = world.submit(spec("b", 1, 1));
+        world.settle();
+        world.end_all(job, 0);
+    }
+    world.end_all(long, 0);
+    assert_eq!(world.ended(long), Some(End::Done));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
     #[test]
@@ -600,7 +746,7 @@ proptest! {
                 break;
             }
             jobs.into_iter().for_each(|job| world.end_all(job, 0));
-            world.pass(SHORT);
+            world.pass(PATIENCE * 4);
         }
         for job in world.pool.jobs.keys() {
             prop_assert!(world.ended(*job).is_some(), "job {job}: {:?} {:#?}", world.state(*job), world.said);

@@ -7,6 +7,8 @@ struct World {
     nodes: BTreeMap<String, u32>,
     jobs: Vec<Demand>,
     waits: BTreeMap<JobId, Why>,
+    /// Whether agents stop one after the other, and not all at once.
+    is_slow: bool,
 }
 
 fn world(queues: &[(&str, u32, Option<u32>)], nodes: &[u32]) -> World {
@@ -19,6 +21,7 @@ fn world(queues: &[(&str, u32, Option<u32>)], nodes: &[u32]) -> World {
         nodes: nodes.iter().enumerate().map(node).collect(),
         jobs: Vec::new(),
         waits: BTreeMap::new(),
+        is_slow: false,
     }
 }
 
@@ -31,7 +34,8 @@ impl World {
     fn submit_wide(&mut self, queue: &str, least: u32, most: u32, workers: u32, priority: i32) -> JobId {
         let job = JobId(self.jobs.last().map_or(1, |job| job.job.0 + 1));
         let (queue, agents, state) = (queue.into(), Vec::new(), State::Waits);
-        self.jobs.push(Demand { job, queue, priority, workers, least, most, agents, state });
+        let is_promised = false;
+        self.jobs.push(Demand { job, queue, priority, workers, least, most, agents, state, is_promised });
         job
     }
 
@@ -49,14 +53,22 @@ impl World {
 
     /// Does what is ordered, and gives it.
     fn step(&mut self) -> Vec<Move> {
-        // Whoever was told to stop has done so by now.
+        // One that was told to stop has done so by now, or all have.
+        let mut left = if self.is_slow { 1 } else { usize::MAX };
         for job in &mut self.jobs {
-            job.agents.retain(|placed| !placed.stops);
-            if job.state == State::Ends {
-                (job.state, job.agents) = (State::Waits, Vec::new());
+            job.agents.retain(|placed| {
+                let ends = placed.stops && left > 0;
+                left -= usize::from(ends);
+                !ends
+            });
+            if job.state == State::Ends && job.agents.is_empty() {
+                job.state = State::Waits;
             }
         }
         let Schedule { moves, waits } = self.plan();
+        for job in &mut self.jobs {
+            job.is_promised = crate::schedule::is_promised(job, &moves, &waits);
+        }
         self.waits = waits;
         for order in &moves {
             match order.clone() {
@@ -96,7 +108,8 @@ impl World {
         let mut all = Vec::new();
         for _ in 0..200 {
             let moves = self.step();
-            if moves.is_empty() {
+            let stops = self.jobs.iter().any(|job| job.agents.iter().any(|placed| placed.stops));
+            if moves.is_empty() && !stops {
                 return all;
             }
             all.extend(moves);
@@ -238,6 +251,31 @@ fn whoever_is_not_in_the_way_stays() {
 }
 
 #[test]
+fn who_was_promised_slots_has_them() {
+    // Without that, the jobs of b would make room for that of a, and for each other, for ever.
+    let mut world = world(&[("a", 4, None), ("b", 2, None)], &[3, 2, 1]);
+    world.submit_wide("b", 1, 1, 1, 0);
+    world.submit_wide("b", 1, 1, 1, 1);
+    world.settle();
+    let owed = world.submit_wide("a", 2, 2, 2, 0);
+    world.submit_wide("b", 4, 4, 1, 1);
+    world.settle();
+    assert_eq!(world.held()[owed.0 as usize - 1], 4, "{:?}", world.jobs);
+}
+
+#[test]
+fn a_job_that_never_could_run_takes_nobodys_share() {
+    let mut world = world(&[("a", 0, None), ("b", 0, None), ("c", 0, None)], &[9]);
+    world.submit("a", 1, 1);
+    world.submit("c", 1, 9);
+    world.settle();
+    world.submit("a", 100, 100);
+    world.submit("b", 4, 4);
+    world.settle();
+    assert_eq!(world.held(), [1, 4, 0, 4]);
+}
+
+#[test]
 fn nodes_that_are_away_give_nothing_and_take_nothing() {
     let mut world = world(&[("a", 0, None)], &[1, 1]);
     world.submit("a", 1, 2);
@@ -251,11 +289,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
     #[test]
     fn whatever_comes_and_goes_it_comes_to_rest(
-        queues in proptest::collection::vec((0u32..5, 0u32..8, 1u32..4), 1..4),
-        nodes in proptest::collection::vec(1u32..5, 1..4),
-        acts in proptest::collection::vec((0u32..9, 0usize..4, 1u32..4, 0u32..3, 1u32..3, 0i32..2), 1..25),
+        queues in proptest::collection::vec((0u32..9, 0u32..8, 1u32..5), 1..5),
+        nodes in proptest::collection::vec(1u32..9, 1..6),
+        is_slow: bool,
+        acts in proptest::collection::vec((0u32..9, 0usize..5, 1u32..5, 0u32..9, 1u32..5, 0i32..4), 1..40),
     ) {
         let mut world = world(&[], &nodes);
+        world.is_slow = is_slow;
         for (i, (quota, above, weight)) in queues.iter().enumerate() {
             let limit = (*above > 0).then_some(quota + above);
             world.queues.insert(format!("q{i}"), Queue { quota: *quota, limit, weight: *weight });
