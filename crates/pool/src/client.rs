@@ -3,9 +3,8 @@
 use crate::error::Error;
 use crate::message::{ASKER_PURPOSE, Answer, Ask, MAX_ANSWER};
 use crate::server::{ANSWER_LIMIT, hello, say};
-use phalanx_wire::{Channel, Deadline, HandshakeError, Secret, read_frame};
+use phalanx_wire::{Channel, Deadline, HandshakeError, Secret, read_frame, why_no_frame};
 use serde::de::DeserializeOwned;
-use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
@@ -65,13 +64,8 @@ impl Line {
     }
 
     pub(crate) fn hear<T: DeserializeOwned>(&self) -> Result<T, Error> {
-        let frame = read_frame(&mut &self.channel, MAX_ANSWER).map_err(|error| {
-            self.broken(match error.kind() {
-                ErrorKind::WouldBlock | ErrorKind::TimedOut => "it gives no sign of life".into(),
-                ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => "it closed the connection".into(),
-                _ => error.to_string(),
-            })
-        })?;
+        let frame = read_frame(&mut &self.channel, MAX_ANSWER);
+        let frame = frame.map_err(|error| self.broken(why_no_frame(&error)))?;
         serde_json::from_slice(&frame).map_err(|error| self.broken(format!("an unreadable message: {error}")))
     }
 

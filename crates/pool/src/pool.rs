@@ -400,7 +400,7 @@ impl Pool {
             return;
         }
         job.agents.remove(&id.agent);
-        job.next_agent = job.next_agent.max(id.agent + 1);
+        job.next_agent = job.next_agent.max(id.agent.saturating_add(1));
         if !ended.stops || ended.code == Some(0) {
             job.last = Some(ended.clone());
         }
@@ -496,6 +496,7 @@ impl Pool {
         orders.push(Order::Write(Entry { at_ms: now.ms, job: id, what }));
         orders.push(Order::Say(format!("job {id} ({name}): {words}")));
         (job.phase, job.losses, job.endpoint, job.short, job.grows_at) = (phase, losses, None, None, None);
+        job.is_haunted &= is_lost;
         if job.fate != Fate::Canceled {
             job.fate = Fate::Own;
         }

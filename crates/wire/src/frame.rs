@@ -27,6 +27,15 @@ pub fn read_frame(from: &mut impl Read, limit: usize) -> Result<Vec<u8>> {
     Ok(payload)
 }
 
+/// Why no frame came, for people.
+pub fn why_no_frame(error: &Error) -> String {
+    match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => "it gives no sign of life".into(),
+        ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => "it closed the connection".into(),
+        _ => error.to_string(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -38,7 +38,7 @@ pub mod tls;
 
 pub use channel::Channel;
 pub use deadline::Deadline;
-pub use frame::{read_frame, write_frame};
+pub use frame::{read_frame, why_no_frame, write_frame};
 pub use handshake::{HandshakeError, Hello, Side, Socket, handshake, welcome};
 pub use ids::{Generation, Rank};
 pub use pass::Pass;

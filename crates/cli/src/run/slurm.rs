@@ -55,6 +55,11 @@ pub(super) fn placed(args: &RunArgs, get: impl Fn(&str) -> Option<String>) -> Re
     if least == most && args.node_rank.is_none() {
         args.node_rank = Some(place.node as u32);
     }
+    if least != most && place.node != 0 {
+        // Nodes that come and go have no numbers, and meet at the first all the same.
+        let typed = args.rdzv_conf.into_iter();
+        args.rdzv_conf = Some(typed.chain(["is_host=false".to_owned()]).collect::<Vec<String>>().join(","));
+    }
     args.nnodes.get_or_insert_with(|| place.nodes.to_string());
     args.rdzv_id.get_or_insert_with(|| place.run_id.clone());
     args.rdzv_endpoint = Some(format!("{}:{}", address(&place.first_node), port_of(&place.run_id)));
@@ -161,6 +166,17 @@ mod tests {
         // Some are elsewhere, where somebody may start others.
         check(&["--nnodes", "3", "--rdzv-endpoint", "h:1"], "2", None);
         check(&["--nnodes", "2", "--rdzv-endpoint", "h:1"], "1", None);
+    }
+
+    #[test]
+    fn nodes_that_come_and_go_meet_at_the_first() {
+        let check = |flags: &[&str], want: Option<&str>| {
+            let args = placed(&typed(flags), step("2")).unwrap();
+            assert_eq!(args.rdzv_conf.as_deref(), want, "{flags:?}");
+        };
+        check(&["--nnodes", "1:4"], Some("is_host=false"));
+        check(&["--nnodes", "1:4", "--rdzv-conf", "join_timeout=5"], Some("join_timeout=5,is_host=false"));
+        check(&["--nnodes", "2"], None);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::{AGENT_PURPOSE, FromAgent, ToAgent};
 use crate::error::Error;
 use crate::link::MAX_FRAME;
 use phalanx_wire::{
-    Channel, Deadline, Generation, HandshakeError, Hello, Pass, Rank, read_frame, write_frame,
+    Channel, Deadline, Generation, HandshakeError, Hello, Pass, Rank, read_frame, why_no_frame, write_frame,
 };
 use std::io::ErrorKind;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
@@ -84,13 +84,8 @@ impl AgentLink {
 
     /// Waits for the next message. The coordinator's beats come long before it counts as silent.
     pub fn hear(&self) -> Result<ToAgent, Error> {
-        let frame = read_frame(&mut &self.stream, MAX_FRAME).map_err(|error| {
-            self.broken(match error.kind() {
-                ErrorKind::WouldBlock | ErrorKind::TimedOut => "it gives no sign of life".into(),
-                ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => "it closed the connection".into(),
-                _ => error.to_string(),
-            })
-        })?;
+        let frame = read_frame(&mut &self.stream, MAX_FRAME);
+        let frame = frame.map_err(|error| self.broken(why_no_frame(&error)))?;
         serde_json::from_slice(&frame).map_err(|error| self.broken(format!("an unreadable message: {error}")))
     }
 

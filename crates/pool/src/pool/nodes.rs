@@ -42,7 +42,7 @@ impl Pool {
             let stage = if stops { Stage::Stops } else { Stage::Runs };
             let agent =
                 job.agents.entry(id.agent).or_insert_with(|| Agent { node: name.clone(), slots, stage });
-            job.next_agent = job.next_agent.max(id.agent + 1);
+            job.next_agent = job.next_agent.max(id.agent.saturating_add(1));
             if agent.stage == Stage::Stops && !stops {
                 // It was away when it was told.
                 let ending = if job.fate == Fate::Own { Ending::Terminate } else { job.spec.ending };
@@ -56,6 +56,9 @@ impl Pool {
         }
         // What it doesn't know of has never begun there, or has ended with the process before this one.
         self.lose(now, &name, &known, orders);
+        if leaves {
+            self.leave(&name, orders);
+        }
     }
 
     fn may_come(&self, here: &Here) -> Result<(), String> {
