@@ -52,6 +52,6 @@ pub use job::{AgentId, End, Ending, JobId, JobSpec, Work};
 pub use journal::JournalError;
 pub use message::{Answer, Ask, Shown, ShownJob, ShownNode, ShownQueue, ShownState, Start};
 pub use node::{AgentCommand, Leaver, NodeConfig, run_node};
-pub use queues::{DEFAULT_QUEUE, Queue, Queues, QueuesError, check_name, default_queues, read_queues};
+pub use queues::{Queue, Queues, QueuesError, check_name, default_queues, read_queues};
 pub use schedule::Why;
 pub use server::{Server, ServerConfig, Stopper};

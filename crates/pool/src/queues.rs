@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 /// Of a pool whose queues nobody has written down: all jobs are in this one.
-pub const DEFAULT_QUEUE: &str = "default";
+const DEFAULT_QUEUE: &str = "default";
 /// The longest name of a queue, a node or a job, in bytes.
 const MAX_NAME: usize = 64;
 
