@@ -716,6 +716,15 @@ pub(crate) fn parse_train(words: &[String]) -> Result<TrainArgs, WrongUsage> {
     }
 }
 
+/// Variables that `--forward-env` names, each with its value here.
+pub(crate) fn forwarded(names: &[String]) -> Result<Vec<(String, String)>, WrongUsage> {
+    let value = |name: &String| {
+        let unset = |_| WrongUsage(format!("--forward-env {name}: isn't set here\nhint: export {name}=..."));
+        Ok((name.clone(), std::env::var(name).map_err(unset)?))
+    };
+    names.iter().map(value).collect()
+}
+
 /// A number up to this. Where 0 makes no sense, whoever takes it says so.
 fn up_to(most: usize) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(..=most as u64)

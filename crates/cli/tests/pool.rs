@@ -395,6 +395,12 @@ fn what_makes_no_sense_is_refused_with_words() {
         2,
         &["--resume", "the job says where the run is kept"],
     );
+    let counted = ["--queue", "text", "mnist-mini", "--nproc-per-node", "2"];
+    check("submit", &counted, 2, &["as in phalanx pool submit --workers 2 mnist-mini"]);
+    let watched = ["--queue", "text", "mnist-mini", "--hang-timeout", "9"];
+    let hint = "PHALANX_HANG_TIMEOUT=9 phalanx pool submit --forward-env PHALANX_HANG_TIMEOUT";
+    check("submit", &watched, 2, &[hint]);
+    check("submit", &["--queue", "text", "--out", "", "--", "sh"], 2, &["--out \"\": must be a folder"]);
     check("submit", &["--queue", "text", "nothing-like-it"], 2, &["is neither a recipe nor a program"]);
     check("submit", &["--queue", "text", "--name", "a b", "--", "sh"], 2, &["--name \"a b\""]);
     check("cancel", &["7", "8"], 1, &["there is no job 7", "there is no job 8"]);

@@ -33,6 +33,7 @@ pub mod slurm;
 mod stack;
 pub mod store;
 mod whereabouts;
+mod work;
 
 pub use agent::{
     AGENT_BEAT, AGENT_PURPOSE, AgentLink, End, EndWhy, FromAgent, Mishap, Node, NodeStanding, Phase, Return,
@@ -51,3 +52,4 @@ pub use pulse::{Entered, Look, Monitor, Pulse, Section, Waiting};
 pub use run_dir::{Claim, RunDir, run_id};
 pub use stack::STACK_SIGNAL;
 pub use whereabouts::Whereabouts;
+pub use work::Work;

@@ -13,6 +13,18 @@ pub struct Claim {
     _file: Option<File>,
 }
 
+impl Claim {
+    /// Locks this file, which is made if it isn't there; none where another process has it.
+    pub fn take(path: &Path) -> std::io::Result<Option<Claim>> {
+        let file = File::create(path)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(Claim { _file: Some(file) })),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(_)) => Ok(Some(Claim { _file: None })),
+        }
+    }
+}
+
 /// A run's folder: `spec.toml`, `events.jsonl`, `logs/<generation>/<rank>.{out,err}`, where workers hung `hang/<generation>/rank-<rank>.txt`,
 /// and what the program saves.
 #[derive(Clone, Debug)]
@@ -48,12 +60,8 @@ impl RunDir {
     }
 
     fn lock(&self, path: PathBuf) -> Result<Claim, Error> {
-        let file = File::create(&path).map_err(|source| Error::RunDir { path, source })?;
-        match file.try_lock() {
-            Ok(()) => Ok(Claim { _file: Some(file) }),
-            Err(TryLockError::WouldBlock) => Err(Error::Taken { path: self.0.clone() }),
-            Err(TryLockError::Error(_)) => Ok(Claim { _file: None }),
-        }
+        let claim = Claim::take(&path).map_err(|source| Error::RunDir { path, source })?;
+        claim.ok_or_else(|| Error::Taken { path: self.0.clone() })
     }
 
     /// Where what happens is written down.

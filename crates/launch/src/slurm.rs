@@ -6,4 +6,4 @@ pub mod lint;
 pub mod queue;
 mod script;
 
-pub use script::{Submission, Work, run_dir, script};
+pub use script::{Submission, run_dir, script};

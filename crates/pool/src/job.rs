@@ -1,6 +1,7 @@
 //! A job: what somebody wants to have run, and how one of its agents is called.
 
 use crate::queues::{Queues, check_name};
+use phalanx_job::Work;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::PathBuf;
@@ -61,7 +62,7 @@ pub struct JobSpec {
     pub folder: PathBuf,
     /// Where it keeps its files, in that folder if it isn't absolute; with its number where there is `%j`.
     pub out: String,
-    /// What the workers are.
+    /// What the workers do; a recipe goes on from its newest checkpoint when it begins again.
     pub work: Work,
     /// How it is asked to make room.
     pub ending: Ending,
@@ -69,16 +70,6 @@ pub struct JobSpec {
     pub max_restarts: u32,
     /// Variables of the environment that it is given.
     pub variables: Vec<(String, String)>,
-}
-
-/// What workers are.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Work {
-    /// `phalanx train` with these arguments, which goes on from its newest checkpoint when it begins again.
-    Train(Vec<String>),
-    /// A program with its arguments.
-    Program(Vec<String>),
 }
 
 /// What agents are sent that are to make room for another job.
@@ -99,8 +90,7 @@ impl JobSpec {
             let names: Vec<&str> = queues.keys().map(String::as_str).collect();
             return Err(format!("there is no queue {}\nhint: queues are {}", self.queue, names.join(", ")));
         };
-        let (Work::Train(words) | Work::Program(words)) = &self.work;
-        if words.is_empty() {
+        if self.work.words().is_empty() {
             return Err("there is nothing to run".into());
         }
         if self.least == 0 || self.least > self.most || self.workers == 0 {

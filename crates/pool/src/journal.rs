@@ -4,8 +4,9 @@
 //! error. When a pool begins, the file is written anew without what is over for long.
 
 use crate::job::{End, JobId, JobSpec};
+use phalanx_job::Claim;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -70,8 +71,7 @@ pub enum JournalError {
 pub(crate) struct Journal {
     path: PathBuf,
     file: File,
-    /// Locked as long as this is there.
-    _lock: File,
+    _claim: Claim,
 }
 
 impl Journal {
@@ -84,12 +84,9 @@ impl Journal {
         let path = folder.join("journal.jsonl");
         let failed = |source| JournalError::Io { path: path.clone(), source };
         fs::create_dir_all(folder).map_err(failed)?;
-        let lock = File::create(folder.join(".lock")).map_err(failed)?;
-        match lock.try_lock() {
-            // Where a file system has no locks, a pool is kept from a second one by its address alone.
-            Ok(()) | Err(TryLockError::Error(_)) => {}
-            Err(TryLockError::WouldBlock) => return Err(JournalError::Taken { path }),
-        }
+        // Where a file system has no locks, a pool is kept from a second one by its address alone.
+        let claim = Claim::take(&folder.join(".lock")).map_err(failed)?;
+        let Some(claim) = claim else { return Err(JournalError::Taken { path }) };
         let text = match fs::read(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
@@ -105,7 +102,7 @@ impl Journal {
             .and_then(|file| fs::rename(&partial, &path).map(|()| file))
             .map_err(failed)?;
         File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
-        Ok((Journal { path, file, _lock: lock }, entries))
+        Ok((Journal { path, file, _claim: claim }, entries))
     }
 
     /// Writes these, to stay.

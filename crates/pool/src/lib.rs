@@ -48,7 +48,7 @@ mod share;
 
 pub use client::Client;
 pub use error::Error;
-pub use job::{AgentId, End, Ending, JobId, JobSpec, Work};
+pub use job::{AgentId, End, Ending, JobId, JobSpec};
 pub use journal::JournalError;
 pub use message::{Answer, Ask, Shown, ShownJob, ShownNode, ShownQueue, ShownState, Start};
 pub use node::{AgentCommand, Leaver, NodeConfig, run_node};

@@ -10,7 +10,7 @@ use crate::message::{BEAT, Ended, FromNode, Here, NODE_PURPOSE, Running, SILENCE
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use phalanx_wire::Secret;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpListener};
 use std::os::unix::process::ExitStatusExt;
@@ -324,8 +324,7 @@ impl Node {
         if !is_again {
             self.say(&FromNode::Leaves);
         }
-        let all: HashMap<AgentId, Ending> =
-            self.agents.iter().map(|(id, agent)| (*id, agent.ending)).collect();
+        let all: Vec<(AgentId, Ending)> = self.agents.iter().map(|(id, agent)| (*id, agent.ending)).collect();
         for (id, ending) in all {
             self.stop(id, if is_again { Ending::Terminate } else { ending });
         }

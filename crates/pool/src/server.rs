@@ -9,6 +9,7 @@ use crate::journal::{Entry, Journal};
 use crate::message::{ASKER_PURPOSE, Answer, Ask, BEAT, FromNode, MAX_FRAME, NODE_PURPOSE, SILENCE, ToNode};
 use crate::pool::{Event, Now, Order, Pool};
 use crate::queues::Queues;
+use phalanx_job::clock_ms;
 use phalanx_wire::{
     Channel, Deadline, Generation, HandshakeError, Hello, Pass, Rank, Reception, Secret, Strangers,
     read_frame, receive, write_frame,
@@ -22,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// How long a newcomer may take to prove itself.
 const NEWCOMER_LIMIT: Duration = Duration::from_secs(10);
@@ -147,13 +148,13 @@ impl Server {
                     let _ = answers.try_send(answer);
                 }
                 Ok(Heard::Stop) => return Ok(()),
-                Err(RecvTimeoutError::Timeout) => self.heed(Event::Tick)?,
+                Err(RecvTimeoutError::Timeout) => {}
                 // The front holds the other end.
                 Err(RecvTimeoutError::Disconnected) => {
                     unreachable!("the front is as long there as the server")
                 }
             }
-            // Whoever says much doesn't hold up the time.
+            // Also where so much is said that no wait comes to its end.
             if self.pool.wake_at().is_some_and(|at| Instant::now() >= at) {
                 self.heed(Event::Tick)?;
             }
@@ -206,9 +207,7 @@ impl Drop for Server {
 }
 
 fn now() -> Now {
-    // A clock before 1970 is one that is wrong, and only shown.
-    let ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
-    Now { at: Instant::now(), ms }
+    Now { at: Instant::now(), ms: clock_ms() }
 }
 
 /// A node that can't be told is cut off: it comes back, and says what it knows.

@@ -1,5 +1,6 @@
 //! What can be typed behind `phalanx pool`.
 
+use crate::work::WorkArgs;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 
@@ -151,15 +152,6 @@ pub(crate) struct SubmitArgs {
     /// Wait for its end, as `phalanx pool wait` does.
     #[arg(long)]
     pub(crate) wait: bool,
-    /// Print one JSON object a line on standard output.
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// A recipe (a built-in name, or a .toml file) with arguments of `phalanx train`, or a program with its own.
-    #[arg(
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        required = true,
-        value_name = "RECIPE|PROGRAM"
-    )]
-    pub(crate) work: Vec<String>,
+    #[command(flatten)]
+    pub(crate) typed: WorkArgs,
 }

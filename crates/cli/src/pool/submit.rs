@@ -2,15 +2,19 @@
 
 use super::flags::SubmitArgs;
 use super::{ask, dial, show, unasked};
-use crate::args::WrongUsage;
+use crate::args::{WrongUsage, forwarded};
 use crate::bar::FetchBar;
 use crate::say::{print, say};
-use crate::work::{self, training};
+use crate::work::{self, Submits, check_out, training};
 use anyhow::{Context, Result};
 use phalanx::data::{Places, listing};
-use phalanx_pool::{Answer, Ask, Ending, JobSpec, Work, check_name};
+use phalanx_job::Work;
+use phalanx_pool::{Answer, Ask, Ending, JobSpec, check_name};
 use serde_json::json;
 use std::path::Path;
+
+const SUBMITS: Submits =
+    Submits { command: "phalanx pool submit", workers: "--workers", forwards: Some("--forward-env") };
 
 pub(crate) fn submit(args: &SubmitArgs) -> Result<u8> {
     let spec = spec(args)?;
@@ -25,12 +29,12 @@ pub(crate) fn submit(args: &SubmitArgs) -> Result<u8> {
         other => return Err(unasked(&other)),
     };
     let out = spec.run_dir(job);
-    if args.json {
+    if args.typed.json {
         print(json!({"event": "submitted", "job": job, "out": out}));
     }
     say(format_args!("submitted job {job}; its run is kept in {}", out.display()));
     if args.wait {
-        return show::wait(&args.to, job, args.json);
+        return show::wait(&args.to, job, args.typed.json);
     }
     say(format_args!("hint: phalanx pool wait {job}, phalanx pool show, or phalanx pool cancel {job}"));
     Ok(0)
@@ -38,7 +42,7 @@ pub(crate) fn submit(args: &SubmitArgs) -> Result<u8> {
 
 /// What was typed, checked.
 fn spec(args: &SubmitArgs) -> Result<JobSpec> {
-    let work = work::work(&args.work, "phalanx pool submit")?;
+    let mut work = work::work(&args.typed.work, &SUBMITS)?;
     let (least, most) = workers(&args.workers)?;
     let together = args.together;
     if together == 0 || least % together != 0 || most % together != 0 {
@@ -47,24 +51,15 @@ fn spec(args: &SubmitArgs) -> Result<JobSpec> {
     }
     let name = args.name.clone().unwrap_or_else(|| work.name());
     check_name(&name).map_err(|why| WrongUsage(format!("--name {why}")))?;
-    if args.out.as_deref().is_some_and(|out| out.is_empty() || out.starts_with('-')) {
-        return Err(WrongUsage(format!("--out {:?}: must be a folder", args.out)).into());
-    }
+    check_out(args.out.as_deref())?;
     let folder = std::env::current_dir().context("the folder that this is typed in")?;
-    let (work, ending) = match work {
-        work::Work::Train(typed) => (Work::Train(typed), Ending::Drain),
-        work::Work::Program(mut typed) => {
-            // Where it is looked for is nobody's folder but this one.
-            if Path::new(&typed[0]).is_file() {
-                typed[0] = folder.join(&typed[0]).to_string_lossy().into_owned();
-            }
-            (Work::Program(typed), if args.drain { Ending::Drain } else { Ending::Terminate })
-        }
-    };
-    let variable = |name: &String| match std::env::var(name) {
-        Ok(value) => Ok((name.clone(), value)),
-        Err(_) => Err(WrongUsage(format!("--forward-env {name}: isn't set here\nhint: export {name}=..."))),
-    };
+    let ending = if args.drain || matches!(work, Work::Train(_)) { Ending::Drain } else { Ending::Terminate };
+    if let Work::Program(typed) = &mut work
+        && Path::new(&typed[0]).is_file()
+    {
+        // Nodes would look for it where their own programs are.
+        typed[0] = folder.join(&typed[0]).to_string_lossy().into_owned();
+    }
     Ok(JobSpec {
         queue: args.queue.clone(),
         out: args.out.clone().unwrap_or_else(|| format!("runs/{name}-%j")),
@@ -77,7 +72,7 @@ fn spec(args: &SubmitArgs) -> Result<JobSpec> {
         work,
         ending,
         max_restarts: args.max_restarts,
-        variables: args.forward_env.iter().map(variable).collect::<Result<_, _>>()?,
+        variables: forwarded(&args.forward_env)?,
     })
 }
 

@@ -15,7 +15,7 @@ mod words;
 use super::flags::RunArgs;
 use super::nodes::{endpoint, nodes, unchecked};
 use super::{fresh_run_id, program, tls_is_asked_for};
-use crate::args::WrongUsage;
+use crate::args::{WrongUsage, forwarded};
 use crate::say::say;
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -186,13 +186,7 @@ impl Job {
             }
             None => random()?,
         };
-        let mut variables = BTreeMap::new();
-        for name in &typed.forward_env {
-            let value = std::env::var(name).map_err(|_| {
-                WrongUsage(format!("--forward-env {name}: isn't set here\nhint: export {name}=..."))
-            })?;
-            variables.insert(name.clone(), value);
-        }
+        let mut variables: BTreeMap<String, String> = forwarded(&typed.forward_env)?.into_iter().collect();
         variables.extend(FORWARDED.iter().filter_map(|name| Some(((*name).to_owned(), set(name)?))));
         let variables = variables.into_iter().collect();
         let workers = args.nproc_per_node.clone();

@@ -1,6 +1,7 @@
 //! What can be typed behind `phalanx slurm`.
 
 use crate::drain;
+use crate::work::WorkArgs;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -90,15 +91,6 @@ pub(crate) struct SubmitArgs {
     /// Cancel the job on Ctrl-C, which otherwise ends only the view.
     #[arg(long, conflicts_with = "no_follow")]
     pub(crate) cancel: bool,
-    /// Print one JSON object a line on standard output.
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// A recipe (a built-in name, or a .toml file) with arguments of `phalanx train`, or a program with its own.
-    #[arg(
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        required = true,
-        value_name = "RECIPE|PROGRAM"
-    )]
-    pub(crate) work: Vec<String>,
+    #[command(flatten)]
+    pub(crate) typed: WorkArgs,
 }

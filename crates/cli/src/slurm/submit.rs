@@ -5,23 +5,27 @@ use super::follow;
 use crate::args::WrongUsage;
 use crate::bar::FetchBar;
 use crate::say::{print, say};
-use crate::work::{Work, own_path, training, work};
+use crate::work::{Submits, check_out, own_path, training, work};
 use anyhow::Result;
 use phalanx::data::{Places, listing};
-use phalanx_launch::slurm::{self, Submission, queue, script};
+use phalanx_job::Work;
+use phalanx_launch::slurm::{Submission, queue, script};
 use serde_json::json;
+
+const SUBMITS: Submits =
+    Submits { command: "phalanx slurm submit", workers: "--nproc-per-node", forwards: None };
 
 pub(crate) fn submit(args: &SubmitArgs) -> Result<u8> {
     let job = submission(args)?;
     let text = script(&job);
     if args.dry_run {
-        match args.json {
+        match args.typed.json {
             true => print(json!({"script": text})),
             false => print(text.trim_end()),
         }
         return Ok(0);
     }
-    if let slurm::Work::Train(typed) = &job.work {
+    if let Work::Train(typed) = &job.work {
         // Nodes that compute often have no network.
         let (train, recipe) = training(typed)?;
         Places::from_env(train.data).find(listing(&recipe.data.name)?, &mut FetchBar::new())?;
@@ -30,7 +34,7 @@ pub(crate) fn submit(args: &SubmitArgs) -> Result<u8> {
     let before = job.out.as_deref().map_or(0, follow::told_before);
     let number = queue::submit(&text).map_err(|error| WithHint::of(&error.to_string()))?;
     let out = job.run_dir(&if job.array.is_some() { format!("{number}_%a") } else { number.clone() });
-    if args.json {
+    if args.typed.json {
         print(json!({"event": "submitted", "job": number, "out": out, "script": text}));
     }
     match job.array.is_some() {
@@ -43,7 +47,7 @@ pub(crate) fn submit(args: &SubmitArgs) -> Result<u8> {
     if args.no_follow {
         return Ok(0);
     }
-    follow::job(&number, before, args.cancel, args.json)
+    follow::job(&number, before, args.cancel, args.typed.json)
 }
 
 /// An error of sbatch, with what to do about it.
@@ -74,7 +78,7 @@ impl WithHint {
 
 /// What was typed, checked.
 fn submission(args: &SubmitArgs) -> Result<Submission> {
-    let work = work(&args.work, "phalanx slurm submit")?;
+    let work = work(&args.typed.work, &SUBMITS)?;
     let nodes = match &args.elastic {
         None => (args.nodes, args.nodes),
         Some(text) => {
@@ -129,11 +133,7 @@ fn submission(args: &SubmitArgs) -> Result<Submission> {
             "must be the name of a partition, or several with commas between them\nhint: sinfo -s names them";
         return Err(WrongUsage(format!("--partition {partition:?}: {want}")).into());
     }
-    if let Some(out) = &args.out
-        && (out.is_empty() || out.starts_with('-'))
-    {
-        return Err(WrongUsage(format!("--out {out:?}: must be a folder")).into());
-    }
+    check_out(args.out.as_deref())?;
     for option in &args.sbatch {
         if option == "--test-only" {
             let instead = "submits nothing\nhint: phalanx slurm submit --dry-run ... | sbatch --test-only";
@@ -158,9 +158,6 @@ fn submission(args: &SubmitArgs) -> Result<Submission> {
         max_restarts: args.max_restarts,
         phalanx: own_path()?,
         name,
-        work: match work {
-            Work::Train(typed) => slurm::Work::Train(typed),
-            Work::Program(typed) => slurm::Work::Program(typed),
-        },
+        work,
     })
 }

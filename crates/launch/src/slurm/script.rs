@@ -5,8 +5,8 @@
 //! reader of the script could wonder about stands in it as a comment.
 
 use crate::shell::{quoted, unquoted};
-use phalanx_job::DRAINED;
 use phalanx_job::slurm::written;
+use phalanx_job::{DRAINED, Work};
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -26,15 +26,6 @@ const LEFT_BEHIND: u32 = 30;
 /// How often, and after how many seconds, the controller is asked for that.
 const TRIES: u32 = 24;
 const BETWEEN: u32 = 5;
-
-/// What is to be done.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Work {
-    /// Train a recipe, with these arguments of `phalanx train`, the recipe first.
-    Train(Vec<String>),
-    /// Run a program, with its arguments.
-    Program(Vec<String>),
-}
 
 /// A job.
 #[derive(Clone, Debug, PartialEq, Eq)]

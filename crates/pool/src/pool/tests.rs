@@ -1,7 +1,7 @@
 use super::*;
-use crate::job::Work;
 use crate::message::{Here, Running, ShownState};
 use crate::queues::Queue;
+use phalanx_job::Work;
 use proptest::prelude::*;
 
 /// A pool, nodes that do what they are told, and what was written down.
