@@ -12,6 +12,7 @@ use clap::{Arg, ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcomm
 use clap_complete::Shell;
 use phalanx::DeviceSpec;
 use phalanx::parallel::pipeline::ScheduleKind;
+use phalanx::tensor::AbsentGpu;
 use phalanx_job::MOST_THREADS;
 use phalanx_launch::MOST_WORKERS;
 use std::fmt;
@@ -58,6 +59,8 @@ pub(crate) enum Command {
     Selftest(SelftestArgs),
     /// Submit runs as jobs of Slurm, follow them, and find mistakes in batch scripts.
     Slurm(Box<SlurmArgs>),
+    /// Tell what a run would hold, send and take on GPUs that needn't be here.
+    Plan(Box<PlanArgs>),
     /// Share machines between teams: queues with quotas, and jobs that shrink when others are owed what they borrowed.
     Pool(Box<PoolArgs>),
     /// Tell from the flight records of a failed run which ranks were missing, behind or mistaken.
@@ -390,6 +393,53 @@ pub(crate) enum Loss {
     Stop,
     /// Not at all: what it costs a step to be ready for it.
     Nothing,
+}
+
+/// `phalanx plan`.
+#[derive(Args)]
+pub(crate) struct PlanArgs {
+    /// A GPU of this kind for each worker, none of which needs to be here [default: cores of this machine].
+    #[arg(long, value_name = "KIND", value_parser = absent_gpu)]
+    pub(crate) gpu: Option<AbsentGpu>,
+    /// As if each GPU had so much memory, as in 40GB or 40GiB.
+    #[arg(long, value_name = "SIZE", value_parser = memory)]
+    pub(crate) memory: Option<u64>,
+    /// How many workers there are [default: 1].
+    #[arg(long, value_name = "N")]
+    pub(crate) workers: Option<usize>,
+    /// How long a step of one worker takes, in milliseconds, as `phalanx bench step` tells [default: measured, on cores].
+    #[arg(long, value_name = "MS", value_parser = above_zero)]
+    pub(crate) step_ms: Option<f64>,
+    /// What a worker can send to the others, in GB a second: the busbw of `phalanx bench allreduce`.
+    #[arg(long, value_name = "GB/S", value_parser = above_zero)]
+    pub(crate) link: Option<f64>,
+    /// Print one JSON object a line on standard output.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// A recipe (a built-in name, or a .toml file) with arguments of `phalanx train`.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "RECIPE")]
+    pub(crate) work: Vec<String>,
+}
+
+/// A kind of GPU that is known.
+fn absent_gpu(name: &str) -> Result<AbsentGpu, String> {
+    let known = AbsentGpu::KNOWN.map(|known| known.name).join(", ");
+    AbsentGpu::named(name).ok_or_else(|| format!("must be one of {known}; --memory changes what it has"))
+}
+
+/// So many bytes.
+fn memory(text: &str) -> Result<u64, String> {
+    const UNITS: [(&str, f64); 4] = [("GiB", 1073741824.0), ("MiB", 1048576.0), ("GB", 1e9), ("MB", 1e6)];
+    let unit = UNITS.iter().find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?, bytes)));
+    let bytes = unit.and_then(|(number, bytes)| Some(number.trim().parse::<f64>().ok()? * bytes));
+    let bytes = bytes.filter(|bytes| (1.0..1e18).contains(bytes));
+    bytes.map(|bytes| bytes as u64).ok_or_else(|| "must be a size such as 40GB, 40GiB or 500MB".to_owned())
+}
+
+/// A number above 0.
+fn above_zero(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|number| number.is_finite() && *number > 0.0);
+    number.ok_or_else(|| "must be a number above 0".to_owned())
 }
 
 /// `phalanx bench step`.

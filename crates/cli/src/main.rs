@@ -14,6 +14,8 @@ mod events;
 mod failure;
 mod first;
 mod flight;
+mod meminfo;
+mod plan;
 mod pool;
 mod run;
 mod runs;
@@ -57,6 +59,7 @@ fn main() -> ExitCode {
         Command::Top(args) => top::top(&args),
         Command::Selftest(args) => selftest::run(&args),
         Command::Slurm(args) => slurm::slurm(&args),
+        Command::Plan(args) => plan::plan(&args),
         Command::Pool(args) => pool::pool(&args),
         Command::Flight(args) => flight::flight(&args),
         Command::Completions { shell } => args::completions(shell),

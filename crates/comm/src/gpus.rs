@@ -425,7 +425,7 @@ fn failed(group: &Group, what: &str, error: phalanx_cuda::Error) -> Error {
 
 /// NCCL, if all ranks of a group can use it, or why not.
 fn fit(group: &Group, gpu: &Gpu) -> Result<Result<Nccl, Unfit>, Error> {
-    let opened = Nccl::open(gpu.libraries());
+    let opened = gpu.nccl();
     let bus = gpu.bus_id().map_err(|error| failed(group, "finding the place of a GPU", error))?;
     let mut all = vec![[0u8; MOST_BUS_BYTES + 1]; group.world_size()].concat();
     let has = match opened.is_ok() {

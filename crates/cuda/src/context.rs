@@ -20,9 +20,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 // CUdevice_attribute.
-const MULTIPROCESSORS: c_int = 16;
-const MAJOR: c_int = 75;
-const MINOR: c_int = 76;
+pub(crate) const MULTIPROCESSORS: c_int = 16;
+pub(crate) const MAJOR: c_int = 75;
+pub(crate) const MINOR: c_int = 76;
 // CUstreamCaptureMode.
 const RELAXED: c_int = 2;
 
@@ -99,7 +99,7 @@ impl Context {
         let about = || format!("the process sees {} GPUs", context.driver.gpus());
         let (mut device, mut handle) = (0, ptr::null_mut());
         // SAFETY: the call writes one number.
-        let code = unsafe { (context.calls().device)(&mut device, gpu as c_int) };
+        let code = unsafe { (context.calls().device)(&mut device, context.driver.number(gpu)) };
         context.succeeded("cuDeviceGet", code, about)?;
         // SAFETY: the device is one that the driver just gave; the call writes one handle, which is released with `context`.
         let code = unsafe { (context.calls().context_retain)(&mut handle, device) };
@@ -114,6 +114,11 @@ impl Context {
 
     pub(crate) fn gpu(&self) -> u32 {
         self.gpu
+    }
+
+    /// By which number the driver knows its GPU.
+    pub(crate) fn number(&self) -> c_int {
+        self.device
     }
 
     pub(crate) fn debug_sync(&self) -> DebugSync {

@@ -17,6 +17,7 @@ mod products;
 pub use product::{Epilogue, Kept, Numbers, Operand, Order, Product, Vector};
 pub use products::{Alignment, Operands, Products};
 
+use crate::absent;
 use crate::error::Error;
 use crate::library::Library;
 use foreign::{Functions, Status};
@@ -35,6 +36,11 @@ impl CublasLt {
     /// Opens the library: from one of `folders` if it is there, else from where the system looks.
     pub fn open(folders: &[PathBuf]) -> Result<CublasLt, Error> {
         Ok(CublasLt { functions: Arc::new(Functions::open(folders)?) })
+    }
+
+    /// One that computes nothing, of GPUs that aren't there.
+    pub(crate) fn absent() -> CublasLt {
+        CublasLt { functions: Arc::new(absent::cublaslt()) }
     }
 
     /// Its version, as 13.1.0 is written: (13, 1, 0).

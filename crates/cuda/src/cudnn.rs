@@ -28,6 +28,7 @@ pub use convolution::{Convolution, Layout, Numbers, Pass};
 pub use convolutions::{Convolutions, Operands};
 pub use graph::Alignment;
 
+use crate::absent;
 use crate::error::Error;
 use crate::library::Library;
 use foreign::{Functions, Status};
@@ -47,6 +48,11 @@ impl Cudnn {
     /// beside itself.
     pub fn open(folders: &[PathBuf]) -> Result<Cudnn, Error> {
         Ok(Cudnn { functions: Arc::new(Functions::open(folders)?) })
+    }
+
+    /// One that computes nothing, of GPUs that aren't there.
+    pub(crate) fn absent() -> Cudnn {
+        Cudnn { functions: Arc::new(absent::cudnn()) }
     }
 
     /// Its version, as 9.28.0 is written: (9, 28, 0).

@@ -1,9 +1,10 @@
 //! Whether this machine has a driver, and one that is new enough. Nothing here touches a GPU.
 
+use crate::absent::{self, AbsentGpu};
 use crate::calls::Calls;
 use crate::codes;
 use crate::error::Error;
-use crate::foreign::symbol;
+use crate::foreign::{no_library, symbol};
 use crate::library::{Library, Version};
 use std::ffi::c_int;
 use std::fmt;
@@ -19,16 +20,18 @@ pub(crate) const OLDEST_DRIVER: &str = "580";
 pub struct Driver {
     version: Version,
     gpus: u32,
+    /// By which number the driver knows the first of them.
+    first: c_int,
     calls: Calls,
     // Stays open: CUDA doesn't come up again in a process that has closed it.
-    _library: ManuallyDrop<libloading::Library>,
+    _library: ManuallyDrop<Option<libloading::Library>>,
 }
 
 impl Driver {
     /// Looks for the driver, in one of `folders` if it is there, else where the system looks, and asks it for its version and its
     /// GPUs.
     pub fn open(folders: &[PathBuf]) -> Result<Driver, Error> {
-        let library = ManuallyDrop::new(Library::Driver.open(folders)?);
+        let library = Library::Driver.open(folders)?;
         let mut version: c_int = 0;
         // An older driver may lack functions of the table, and should be called old rather than that.
         // SAFETY: the type is that of cuda.h, and the call writes one number.
@@ -48,7 +51,18 @@ impl Driver {
         let mut gpus: c_int = 0;
         // SAFETY: the call writes one number.
         succeeded("cuDeviceGetCount", unsafe { (calls.device_count)(&mut gpus) })?;
-        Ok(Driver { version, gpus: gpus as u32, calls, _library: library })
+        Ok(Driver { version, gpus: gpus as u32, first: 0, calls, _library: ManuallyDrop::new(Some(library)) })
+    }
+
+    /// One of GPUs of a kind that aren't there.
+    pub(crate) fn absent(kind: AbsentGpu) -> Driver {
+        let (first, calls) = (absent::register(kind), absent::calls());
+        Driver { version: WANTED, gpus: u32::MAX, first, calls, _library: no_library() }
+    }
+
+    /// By which number the driver knows a GPU.
+    pub(crate) fn number(&self, gpu: u32) -> c_int {
+        self.first.saturating_add_unsigned(gpu)
     }
 
     /// The newest CUDA that it supports.

@@ -3,6 +3,7 @@
 
 use crate::error::Error;
 use crate::library::Library;
+use std::mem::ManuallyDrop;
 
 #[cfg(test)]
 pub(crate) mod headers;
@@ -14,7 +15,8 @@ macro_rules! functions {
         pub(crate) struct $name {
             $(pub(crate) $field: unsafe extern "C" fn($($parameter),*) -> $result,)*
             // The functions above are its. It stays for good: what it has running in threads, and does when one ends, is its own affair.
-            _library: std::mem::ManuallyDrop<libloading::Library>,
+            // None where they are ours (`absent`).
+            pub(crate) _library: std::mem::ManuallyDrop<Option<libloading::Library>>,
         }
 
         impl $name {
@@ -25,7 +27,7 @@ macro_rules! functions {
                 Ok(unsafe {
                     $name {
                         $($field: crate::foreign::symbol(&library, $library, $symbol)?,)*
-                        _library: std::mem::ManuallyDrop::new(library),
+                        _library: std::mem::ManuallyDrop::new(Some(library)),
                     }
                 })
             }
@@ -53,6 +55,11 @@ macro_rules! constants {
 }
 
 pub(crate) use {constants, functions};
+
+/// What lies beside functions that are no library's.
+pub(crate) fn no_library() -> ManuallyDrop<Option<libloading::Library>> {
+    ManuallyDrop::new(None)
+}
 
 /// A function of a library.
 ///

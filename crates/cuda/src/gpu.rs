@@ -1,15 +1,19 @@
 //! A GPU of this machine, opened: its streams, its memory, its kernels.
 
+use crate::absent::{self, AbsentGpu};
 use crate::choices::Choices;
 use crate::codes;
 use crate::context::Context;
 use crate::cubins::{Cubins, KernelCache};
+use crate::cublaslt::CublasLt;
+use crate::cudnn::Cudnn;
 use crate::driver::Driver;
 use crate::element::Element;
 use crate::error::Error;
 use crate::event::{Event, Timing};
 use crate::memory::DeviceMemory;
 use crate::modules::Modules;
+use crate::nccl::Nccl;
 use crate::nvrtc::{Architecture, Nvrtc};
 use crate::pinned::Pinned;
 use crate::source::Source;
@@ -28,6 +32,8 @@ pub struct GpuOptions {
     pub kernels: Option<PathBuf>,
     /// Whether all work is waited for; by default none is.
     pub debug_sync: DebugSync,
+    /// A kind of GPU that is none of this machine's: all is done with it but to compute. By default it is one that is there.
+    pub absent: Option<AbsentGpu>,
 }
 
 /// Whether everything that streams are given is waited for, so that what fails is named: launches of kernels and graphs, copies and
@@ -56,6 +62,7 @@ pub struct Gpu(Arc<Opened>);
 
 struct Opened {
     libraries: Vec<PathBuf>,
+    absent: Option<AbsentGpu>,
     name: String,
     architecture: Architecture,
     multiprocessors: u32,
@@ -71,14 +78,17 @@ impl Gpu {
     /// Opens the GPU of this number, counted among those that the process may see. Fails where driver, compiler or GPU aren't
     /// there or don't work, and says what to do.
     pub fn open(index: u32, options: &GpuOptions) -> Result<Gpu, Error> {
-        let driver = Driver::open(&options.libraries)?;
-        let nvrtc = Nvrtc::open(&options.libraries)?;
+        let (driver, nvrtc) = match options.absent {
+            None => (Driver::open(&options.libraries)?, Some(Nvrtc::open(&options.libraries)?)),
+            Some(kind) => (Driver::absent(kind), None),
+        };
         let context = Arc::new(Context::open(driver, index, options.debug_sync)?);
         let architecture = context.architecture()?;
         let (name, multiprocessors) = (context.name()?, context.multiprocessors()?);
         let described = format!("{name}, sm_{architecture}, {multiprocessors} multiprocessors");
         Ok(Gpu(Arc::new(Opened {
             libraries: options.libraries.clone(),
+            absent: options.absent,
             name,
             architecture,
             multiprocessors,
@@ -96,14 +106,34 @@ impl Gpu {
         self.0.context.gpu()
     }
 
-    /// The folders in which NVIDIA's libraries are looked for first.
-    pub fn libraries(&self) -> &[PathBuf] {
-        &self.0.libraries
+    /// The library of matrix products, opened for it.
+    pub fn cublaslt(&self) -> Result<CublasLt, Error> {
+        self.0.absent.map_or_else(|| CublasLt::open(&self.0.libraries), |_| Ok(CublasLt::absent()))
+    }
+
+    /// That of convolutions.
+    pub fn cudnn(&self) -> Result<Cudnn, Error> {
+        self.0.absent.map_or_else(|| Cudnn::open(&self.0.libraries), |_| Ok(Cudnn::absent()))
+    }
+
+    /// That of collectives.
+    pub fn nccl(&self) -> Result<Nccl, Error> {
+        self.0.absent.map_or_else(|| Nccl::open(&self.0.libraries), |_| Ok(Nccl::absent()))
     }
 
     /// Whether all that its streams are given is waited for.
     pub fn debug_sync(&self) -> DebugSync {
         self.0.context.debug_sync()
+    }
+
+    /// Whether it computes: one that isn't there doesn't, and all its numbers are 0.
+    pub fn computes(&self) -> bool {
+        self.0.absent.is_none()
+    }
+
+    /// How many bytes it has sent to other GPUs so far, where it is none that computes: without what graphs have sent.
+    pub fn sent_bytes(&self) -> Option<u64> {
+        self.0.absent.map(|_| absent::sent(self.0.context.number()))
     }
 
     /// What NVIDIA calls it.

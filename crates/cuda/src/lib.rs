@@ -44,6 +44,7 @@ mod taps;
 mod walk;
 mod window;
 
+mod absent;
 mod choices;
 mod clock;
 mod error;
@@ -73,6 +74,7 @@ pub mod cudnn;
 pub mod nccl;
 pub mod nvml;
 
+pub use absent::AbsentGpu;
 pub use address::{Address, StreamHandle};
 pub use choices::{Choices, Chosen, Proposals, Workspace};
 pub use clock::Clock;

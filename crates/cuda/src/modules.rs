@@ -15,7 +15,8 @@ use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 pub(crate) struct Modules {
-    nvrtc: Nvrtc,
+    /// None where no kernel runs.
+    nvrtc: Option<Nvrtc>,
     architecture: Architecture,
     cubins: Cubins,
     // Held while one is compiled: who wants the same at that time would only compile it, too.
@@ -39,7 +40,7 @@ impl Function {
 }
 
 impl Modules {
-    pub(crate) fn new(nvrtc: Nvrtc, architecture: Architecture, cubins: Cubins) -> Modules {
+    pub(crate) fn new(nvrtc: Option<Nvrtc>, architecture: Architecture, cubins: Cubins) -> Modules {
         Modules { nvrtc, architecture, cubins, loaded: Mutex::default(), functions: RwLock::default() }
     }
 
@@ -95,10 +96,14 @@ impl Modules {
         if let Some(module) = loaded.get(&(source, element)) {
             return use_it(module);
         }
-        let target = self.nvrtc.target(self.architecture)?;
-        let cubin = self.cubins.get(source, element, target, self.nvrtc.version(), || {
-            self.nvrtc.for_gpu(source, element, target)
-        })?;
+        let cubin = match &self.nvrtc {
+            Some(nvrtc) => {
+                let target = nvrtc.target(self.architecture)?;
+                let compile = || nvrtc.for_gpu(source, element, target);
+                self.cubins.get(source, element, target, nvrtc.version(), compile)?
+            }
+            None => Vec::new(),
+        };
         let module = context.beside_captures(|| Module::load(context, source, element, &cubin))?;
         let result = use_it(&module);
         loaded.insert((source, element), module);

@@ -25,6 +25,7 @@ pub use messages::{Message, Way};
 pub use number::{Number, Reduction};
 pub use operation::{Kind, Operation};
 
+use crate::absent;
 use crate::error::Error;
 use foreign::{ForeignId, Functions};
 use std::ffi::CStr;
@@ -91,6 +92,11 @@ impl Nccl {
     /// Opens the library: from one of `folders` if it is there, else from where the system looks.
     pub fn open(folders: &[PathBuf]) -> Result<Nccl, Error> {
         Ok(Nccl { functions: Arc::new(Functions::open(folders)?) })
+    }
+
+    /// One that computes nothing, of GPUs that aren't there.
+    pub(crate) fn absent() -> Nccl {
+        Nccl { functions: Arc::new(absent::nccl()) }
     }
 
     /// Its version, as 2.32.3 is written: (2, 32, 3).

@@ -263,6 +263,11 @@ impl Parameters {
         let mut first = Vec::new();
         for ((_, tensor), First { init, number, whole, cut }) in chosen {
             let device = tensor.device();
+            if !device.computes() {
+                // What comes from the host takes memory on its way.
+                tensor.copy_from(&Tensor::zeros(device, tensor.shape(), tensor.dtype()));
+                continue;
+            }
             first.resize(whole.count(), 0.0);
             init.fill(device, &mut first, Philox::new(self.seed, INIT_STREAM + *number as u64));
             let part = cut.map(|cut| cut.take(whole, &first));

@@ -447,6 +447,9 @@ fn share(group: &Group, arena: &Arena) -> Result<(), Error> {
         group.broadcast(&mut arena.flat_mut::<f32>()[..], Rank(0))?;
         return Ok(());
     }
+    if !arena.device().computes() {
+        return Ok(());
+    }
     let is_first = group.rank() == Rank(0);
     let mut values = if is_first { arena.read_flat() } else { vec![0.0f32; arena.layout().len()] };
     group.broadcast(&mut values, Rank(0))?;

@@ -387,7 +387,7 @@ impl Strategy for Fsdp {
             if is_first && !has_values {
                 parameters.give_first_values_of(params.clone());
             }
-            if !self.units[unit].span.is_empty() {
+            if !self.units[unit].span.is_empty() && parameters.values().device().computes() {
                 self.all.broadcast(&mut parameters.values().host_span::<f32>(params)[..], Rank(0))?;
             }
             if let Some(held) = &self.store.held {

@@ -261,6 +261,9 @@ pub enum Error {
         /// What the node of rank 0 is called.
         first: String,
     },
+    /// A GPU has no memory left for something, in a run that is only rehearsed: elsewhere that is a panic, since nothing goes on.
+    #[error("{0}")]
+    OutOfMemory(Box<phalanx_tensor::OutOfMemory>),
     /// A recipe asks for something that isn't there.
     #[error("{0}")]
     Recipe(String),
@@ -284,6 +287,7 @@ impl Error {
             // The same would be asked for again, of the same GPU.
             Error::Gpu(phalanx_tensor::Error::OutOfMemory { .. }) => Cause::Setting,
             Error::Recipe(_)
+            | Error::OutOfMemory(_)
             | Error::Untold(_)
             | Error::Optimizer(_)
             | Error::Group(_)

@@ -76,6 +76,7 @@ mod error;
 mod event;
 pub mod flight;
 pub mod recipe;
+mod rehearsal;
 pub mod selftest;
 mod trainer;
 mod worker;
@@ -90,6 +91,7 @@ pub use phalanx_nn as nn;
 pub use phalanx_parallel as parallel;
 pub use phalanx_tensor as tensor;
 pub use recipe::{Recipe, RecipeError};
+pub use rehearsal::{Held, Rehearsed, Stage, rehearse};
 pub use trainer::{
     Best, Evaluation, Interruption, LossScale, OnNan, Precision, Progress, Requests, State, TimeLimit,
     Trained, Trainer, Used, Watch,

@@ -90,6 +90,7 @@ impl Bytes {
 pub(crate) struct Account {
     /// Taken from the system, or of a GPU, and not given back yet. All buffers are counted as [`Purpose::Pass`].
     held: Bytes,
+    most_held: AtomicUsize,
     /// Of buffers in use.
     live: Bytes,
     most_live: AtomicUsize,
@@ -106,6 +107,12 @@ impl Account {
     /// So many bytes are taken.
     pub(crate) fn take(&self, purpose: Purpose, bytes: usize) {
         self.held.add(purpose, bytes);
+        self.most_held.fetch_max(self.held.all(), Ordering::Relaxed);
+    }
+
+    /// The most that was ever taken and not given back.
+    pub(crate) fn most_held(&self) -> usize {
+        self.most_held.load(Ordering::Relaxed)
     }
 
     /// They are given back.
@@ -158,17 +165,28 @@ impl Account {
         }
     }
 
-    /// What to say where so many bytes aren't there. What waits in buffers, and what a GPU's libraries have, its device knows.
-    pub(crate) fn lacks(&self, lack: Lack) -> OutOfMemory {
-        let of = |purpose| match purpose {
+    /// What is held for a purpose: of buffers what is in use.
+    fn of(&self, purpose: Purpose, beside: Beside) -> usize {
+        match purpose {
             Purpose::Pass => self.live.of(Purpose::Pass),
-            Purpose::Workspace => lack.workspace,
+            Purpose::Workspace => beside.workspace,
             purpose => self.held.of(purpose) + self.live.of(purpose),
-        };
+        }
+    }
+
+    /// What all that is held is held for, in words, and how much it is.
+    pub(crate) fn holdings(&self, beside: Beside) -> Vec<(&'static str, u64)> {
         let mut held: Vec<(&'static str, u64)> =
-            Purpose::ALL.iter().map(|&purpose| (purpose.words(), of(purpose) as u64)).collect();
-        held.push(("buffers of recorded passes", lack.of_recorded as u64));
-        held.push(("buffers that wait to be used again", lack.waiting as u64));
+            Purpose::ALL.iter().map(|&purpose| (purpose.words(), self.of(purpose, beside) as u64)).collect();
+        held.push(("buffers of recorded passes", beside.of_recorded as u64));
+        held.push(("buffers that wait to be used again", beside.waiting as u64));
+        held
+    }
+
+    /// What to say where so many bytes aren't there.
+    pub(crate) fn lacks(&self, lack: Lack) -> OutOfMemory {
+        let of = |purpose| self.of(purpose, lack.beside);
+        let held = self.holdings(lack.beside);
         let ours: u64 = held.iter().map(|(_, bytes)| bytes).sum();
         let model = [Purpose::Values, Purpose::Gradients, Purpose::Optimizer, Purpose::Casts].map(of);
         let is_of_pass = lack.purpose == Purpose::Pass;
@@ -195,7 +213,7 @@ impl Account {
         let others = lack.total.saturating_sub(lack.free + ours);
         let also = [
             (of(Purpose::Samples) as u64, "data.resident=never keeps samples on the host"),
-            (lack.of_recorded as u64, "train.graphs=false does without buffers of recorded passes"),
+            (lack.beside.of_recorded as u64, "train.graphs=false does without buffers of recorded passes"),
             // A context of the driver's takes some hundreds of MiB.
             (others.saturating_sub(1 << 30), "`nvidia-smi` shows which programs hold the rest"),
         ];
@@ -223,6 +241,12 @@ pub(crate) struct Lack {
     pub(crate) purpose: Purpose,
     pub(crate) free: u64,
     pub(crate) total: u64,
+    pub(crate) beside: Beside,
+}
+
+/// What a device knows of its bytes that the account doesn't.
+#[derive(Clone, Copy)]
+pub(crate) struct Beside {
     /// Of the libraries.
     pub(crate) workspace: usize,
     /// Of buffers that nobody but recorded passes may use, and that none uses now.
@@ -343,9 +367,7 @@ mod tests {
             purpose: Purpose::Gradients,
             free: 260,
             total: 6000,
-            workspace: 0,
-            of_recorded: 0,
-            waiting: 300,
+            beside: Beside { workspace: 0, of_recorded: 0, waiting: 300 },
         };
         let told = account.lacks(lack);
         // 400 bytes for 4 samples, 250 free for others than gradients, and the 100 that are the pass's now.

@@ -1,6 +1,6 @@
 //! A device: where tensors live and kernels run: the threads of this machine, or a GPU of it.
 
-use crate::account::{Account, Lack, OutOfMemory, Purpose};
+use crate::account::{Account, Beside, Lack, OutOfMemory, Purpose};
 use crate::cpu::arch::Arch;
 use crate::cpu::conv::Plan;
 use crate::gpu::{Engine, succeeded};
@@ -191,6 +191,12 @@ impl Device {
         }
     }
 
+    /// Whether it computes. A GPU that isn't there ([`GpuOptions::absent`]) only keeps account: no number that is brought to it, or taken from
+    /// it, means anything.
+    pub fn computes(&self) -> bool {
+        self.gpu().is_none_or(phalanx_cuda::Gpu::computes)
+    }
+
     /// Whether a GPU has done all that its stream of kernels was given. A CPU is done whenever this can be asked.
     #[track_caller]
     pub fn is_idle(&self) -> bool {
@@ -253,23 +259,35 @@ impl Device {
 
     fn refuse(&self, engine: &Engine, purpose: Purpose, error: Error) -> ! {
         let Error::OutOfMemory { gpu, asked, free, total } = error else { panic!("{error}") };
+        let (asked, beside) = (asked as usize, self.beside_account(engine.own_bytes()));
+        let told = self.0.account.lacks(Lack { gpu, asked, purpose, free, total, beside });
+        let _ = self.0.lacked.set(told.clone());
+        panic!("{told}")
+    }
+
+    /// What of its bytes the account doesn't know, with those of its libraries.
+    fn beside_account(&self, workspace: usize) -> Beside {
         let bytes =
             |classes: &[Vec<Arc<Buffer>>]| classes.iter().flatten().map(|buffer| buffer.capacity()).sum();
         let waiting: usize = bytes(&lock(&self.0.buffers));
         let in_private: usize = lock(&self.0.private).iter().map(|private| bytes(private.buffers())).sum();
         let in_rooms: usize = lock(&self.0.rooms).iter().map(KnownRoom::bytes).sum();
-        let told = self.0.account.lacks(Lack {
-            gpu,
-            asked: asked as usize,
-            purpose,
-            free,
-            total,
-            workspace: engine.own_bytes(),
-            of_recorded: in_private + in_rooms,
-            waiting,
-        });
-        let _ = self.0.lacked.set(told.clone());
-        panic!("{told}")
+        Beside { workspace, of_recorded: in_private + in_rooms, waiting }
+    }
+
+    /// What its memory is held for at the moment, in words, and how many bytes that are: all that tensors, arenas and caches have of it,
+    /// and on a GPU what its libraries were given.
+    pub fn holdings(&self) -> Vec<(&'static str, u64)> {
+        let workspace = match self.backend() {
+            Backend::Cpu => 0,
+            Backend::Gpu(engine) => engine.own_bytes(),
+        };
+        self.0.account.holdings(self.beside_account(workspace))
+    }
+
+    /// The most that tensors, arenas and caches ever had of its memory at a time.
+    pub fn most_held_bytes(&self) -> usize {
+        self.0.account.most_held()
     }
 
     /// What was told when there was no memory left for something, if that has happened: the same would come of it again.

@@ -717,6 +717,10 @@ impl<'a> Course<'a> {
             true => run.strategy.gather_on_first()?,
             false => run.strategy.gather()?,
         }
+        // What lies beside it goes by way of the host, which has nothing of a GPU that isn't there.
+        if !self.worker.device().computes() {
+            return Ok(None);
+        }
         // Whoever goes on with this state may share it out in another way.
         let whole = run.strategy.whole_state(&state.optimizer)?;
         let mean = match &state.average {

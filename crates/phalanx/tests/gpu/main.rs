@@ -12,6 +12,7 @@ mod mesh;
 mod owed;
 mod precision;
 mod recompute;
+mod rehearsed;
 mod replays;
 mod samples;
 mod searched;

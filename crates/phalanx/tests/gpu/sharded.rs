@@ -23,7 +23,7 @@ fn sharded(sharded: Sharded, between_gpus: BetweenGpus) -> Trainer {
 }
 
 /// Learns the same whichever rank has which samples.
-fn dense() -> Sequential {
+pub(crate) fn dense() -> Sequential {
     Sequential::new().then(Flatten).then(Linear::new(784, 32)).then(Relu).then(Linear::new(32, 10))
 }
 

@@ -12,7 +12,7 @@ use crate::op::{Binary, Conv2dOptions};
 use crate::shape::Geometry;
 use crate::tensor::Tensor;
 use phalanx_cuda::cudnn::{
-    Alignment, Convolution, Convolutions, Cudnn, Layout, Numbers, Operands, Pass, has_no_way,
+    Alignment, Convolution, Convolutions, Layout, Numbers, Operands, Pass, has_no_way,
 };
 use phalanx_cuda::{Address, Error, Taps};
 use std::collections::HashSet;
@@ -67,7 +67,7 @@ impl Engine {
         self.gpu().make_current()?;
         if opened.is_none() {
             let most = most_workspace_bytes(self.gpu().memory()?.total);
-            let convolutions = Cudnn::open(&self.libraries)?.convolutions(most)?;
+            let convolutions = self.gpu().cudnn()?.convolutions(most)?;
             *opened = Some(Opened { convolutions, undone: HashSet::new() });
         }
         Ok(opened.as_mut().expect("it was opened just now"))

@@ -9,7 +9,6 @@ use phalanx_cuda::{
     Workspace,
 };
 use std::collections::HashSet;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
@@ -28,8 +27,7 @@ pub(crate) struct Engine {
     pub(super) workspace: DeviceMemory,
     /// Products that cuBLASLt was found to have no way for, each with the alignment of what it was asked for.
     pub(super) unplanned: Mutex<HashSet<(Product, Alignment)>>,
-    /// Where NVIDIA's libraries are looked for, and convolutions, once there was one.
-    pub(super) libraries: Vec<PathBuf>,
+    /// Convolutions, once there was one.
     pub(super) convolutions: Mutex<Option<conv::Opened>>,
     /// Whether factors of float32 are rounded before they are multiplied.
     rounds_factors: AtomicBool,
@@ -70,16 +68,14 @@ impl Engine {
         let gpu = Gpu::open(index, options)?;
         let bad_index = gpu.alloc(gpu.compute(), size_of::<i32>())?;
         gpu.make_current()?;
-        let products = Mutex::new(CublasLt::open(&options.libraries)?.products(WORKSPACE_BYTES)?);
+        let products = Mutex::new(gpu.cublaslt()?.products(WORKSPACE_BYTES)?);
         let workspace = gpu.alloc(gpu.compute(), WORKSPACE_BYTES)?;
-        let (libraries, convolutions) = (options.libraries.clone(), Mutex::new(None));
-        let unplanned = Mutex::default();
+        let (unplanned, convolutions) = (Mutex::default(), Mutex::new(None));
         Ok(Engine {
             gpu,
             products,
             workspace,
             unplanned,
-            libraries,
             convolutions,
             rounds_factors: AtomicBool::new(false),
             searches: AtomicBool::new(false),

@@ -2,6 +2,7 @@
 
 use super::super::devices::Gpus;
 use super::words::{Asked, Facts, Seen};
+use crate::meminfo::Meminfo;
 use nix::unistd::{AccessFlags, access, gethostname};
 use phalanx::cores;
 use sha2::{Digest, Sha256};
@@ -17,7 +18,7 @@ const MOST_FILES: usize = 100_000;
 /// Looks at everything that was asked for; the folder is this process's from now on.
 pub(super) fn facts(asked: &Asked) -> Facts {
     let no_folder = std::env::set_current_dir(&asked.folder).err().map(|error| error.to_string());
-    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let memory = Meminfo::read();
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let host = gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
     let binary = std::env::current_exe().and_then(|path| digest(&path));
@@ -27,8 +28,8 @@ pub(super) fn facts(asked: &Asked) -> Facts {
         binary: binary.unwrap_or_default(),
         machine: format!("{host} {}", boot.trim()),
         cores: cores(),
-        memory: bytes_of(&meminfo, "MemTotal:"),
-        free: bytes_of(&meminfo, "MemAvailable:"),
+        memory: memory.bytes("MemTotal:"),
+        free: memory.bytes("MemAvailable:"),
         gpus: Gpus::of_this_machine().count(),
         address: std::env::var("SSH_CONNECTION").ok().as_deref().and_then(own_address),
         port: port.map_or(0, |address| address.port()),
@@ -40,13 +41,6 @@ pub(super) fn facts(asked: &Asked) -> Facts {
         programs: asked.programs.iter().map(|name| program(name)).collect(),
         data: asked.data.as_deref().map(seen),
     }
-}
-
-/// What `/proc/meminfo` says of this, in bytes.
-fn bytes_of(meminfo: &str, key: &str) -> u64 {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix(key));
-    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    kib.unwrap_or(0) * 1024
 }
 
 /// The third of the four words in which sshd tells of a connection; an address that only means something on one link is left out.
@@ -165,7 +159,6 @@ mod tests {
     #[test]
     fn what_is_on_this_machine_is_told() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(bytes_of("MemTotal:       2 kB\nMemAvailable:   1 kB\n", "MemAvailable:"), 1024);
         assert_eq!(own_address("10.0.0.9 50000 10.0.0.1 22").as_deref(), Some("10.0.0.1"));
         assert_eq!(own_address("fe80::9%eth0 50000 fe80::1%eth0 22"), None);
         assert_eq!(own_address(""), None);
