@@ -6,6 +6,7 @@ use crate::pool::PoolArgs;
 use crate::run::RunArgs;
 use crate::say::print;
 use crate::slurm::SlurmArgs;
+use crate::watch::WatchArgs;
 use clap::builder::{FalseyValueParser, RangedU64ValueParser};
 use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
@@ -55,6 +56,8 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Show the GPUs of this machine and the workers of all runs on it, again and again.
     Top(TopArgs),
+    /// Show runs as they go on: on a page for a browser, to Prometheus, in files for TensorBoard.
+    Watch(WatchArgs),
     /// Try every operation of a device, runs on it, and how fast it is.
     Selftest(SelftestArgs),
     /// Submit runs as jobs of Slurm, follow them, and find mistakes in batch scripts.

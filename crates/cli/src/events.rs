@@ -77,6 +77,57 @@ impl EventsFile {
     }
 }
 
+/// The file as another process reads it while a run writes: line by line, from where the look before ended.
+pub(crate) struct Tail {
+    path: PathBuf,
+    read: u64,
+    /// Of a line that isn't whole yet.
+    rest: Vec<u8>,
+}
+
+/// What came since the look before.
+pub(crate) struct Look {
+    /// Each with the newline at its end.
+    pub(crate) lines: Vec<Vec<u8>>,
+    /// Whether the file is shorter than what was read of it: it was cut, by a run that goes on from a checkpoint, and is read on from its end.
+    pub(crate) was_cut: bool,
+}
+
+impl Tail {
+    /// The file at this path, from this byte on.
+    pub(crate) fn new(path: PathBuf, read: u64) -> Tail {
+        Tail { path, read, rest: Vec::new() }
+    }
+
+    /// What is new; a file that isn't there yet, or not here, tells nothing.
+    pub(crate) fn look(&mut self) -> Look {
+        let (was_cut, new) = self.new_bytes().unwrap_or_default();
+        if was_cut {
+            self.rest.clear();
+        }
+        self.rest.extend(new);
+        let whole = self.rest.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+        let rest = self.rest.split_off(whole);
+        let whole = std::mem::replace(&mut self.rest, rest);
+        Look { lines: whole.split_inclusive(|&byte| byte == b'\n').map(<[u8]>::to_vec).collect(), was_cut }
+    }
+
+    fn new_bytes(&mut self) -> io::Result<(bool, Vec<u8>)> {
+        let mut file = File::open(&self.path)?;
+        let length = file.metadata()?.len();
+        if length <= self.read {
+            let was_cut = length < self.read;
+            self.read = length;
+            return Ok((was_cut, Vec::new()));
+        }
+        file.seek(SeekFrom::Start(self.read))?;
+        let mut new = Vec::new();
+        file.take(length - self.read).read_to_end(&mut new)?;
+        self.read += new.len() as u64;
+        Ok((false, new))
+    }
+}
+
 /// Whether the last thing that a run has told, in the file at this path, is that it is over.
 pub(crate) fn is_over(path: &Path) -> bool {
     let is_done = || -> io::Result<bool> {
@@ -174,6 +225,27 @@ mod tests {
         check(step(2, 1), true, 4);
         check(Event::Members { step: 2, epoch: 0, generation: 1, world_size: 1, ms: Some(3.0) }, true, 4);
         check(Event::Note { message: "a run of its own".into() }, true, 1);
+    }
+
+    #[test]
+    fn what_is_new_is_read_line_by_line_and_what_was_cut_is_not_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("events.jsonl");
+        let mut tail = Tail::new(path.clone(), 0);
+        let mut look = || {
+            let Look { lines, was_cut } = tail.look();
+            (String::from_utf8(lines.concat()).unwrap(), was_cut)
+        };
+        assert_eq!(look(), (String::new(), false));
+        let write = |text: &str| std::fs::write(&path, text).unwrap();
+        write("one\ntw");
+        assert_eq!(look(), ("one\n".to_owned(), false));
+        write("one\ntwo\n");
+        assert_eq!((look(), look()), (("two\n".to_owned(), false), (String::new(), false)));
+        write("one\n");
+        assert_eq!((look(), look()), ((String::new(), true), (String::new(), false)));
+        write("one\nthree\n");
+        assert_eq!(look(), ("three\n".to_owned(), false));
     }
 
     #[test]

@@ -25,6 +25,7 @@ mod slurm;
 mod top;
 mod train;
 mod trial;
+mod watch;
 mod work;
 
 use args::Command;
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
         Command::Cluster(args) => cluster::cluster(&args),
         Command::Doctor(args) => doctor::doctor(&args),
         Command::Top(args) => top::top(&args),
+        Command::Watch(args) => watch::watch(&args),
         Command::Selftest(args) => selftest::run(&args),
         Command::Slurm(args) => slurm::slurm(&args),
         Command::Plan(args) => plan::plan(&args),

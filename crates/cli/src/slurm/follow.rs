@@ -5,6 +5,7 @@
 
 use crate::args::WrongUsage;
 use crate::bar::TrainBar;
+use crate::events::Tail;
 use crate::say::{print, say};
 use anyhow::{Result, bail};
 use nix::sys::signal::Signal;
@@ -15,8 +16,6 @@ use phalanx_launch::slurm::run_dir;
 use serde_json::json;
 use signal_hook::consts::SIGINT;
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -284,10 +283,8 @@ fn exit_code(job: &JobView) -> u8 {
 
 /// `events.jsonl` of a run, as far as it was read.
 struct RunFile {
-    path: PathBuf,
-    read: u64,
+    tail: Tail,
     shown: TrainBar,
-    rest: Vec<u8>,
 }
 
 impl RunFile {
@@ -297,16 +294,13 @@ impl RunFile {
         let folder = job.folder.clone().map_or_else(PathBuf::new, PathBuf::from);
         Some(run_dir(&script, &job.job).map(|run_dir| {
             let path = folder.join(run_dir).join(EVENTS);
-            RunFile { path, read: before, shown: TrainBar::new(None, None), rest: Vec::new() }
+            RunFile { tail: Tail::new(path, before), shown: TrainBar::new(None, None) }
         }))
     }
 
-    /// Shows what is new; a file that isn't there yet, or not here, tells nothing.
+    /// Shows what is new.
     fn show(&mut self, as_json: bool) {
-        let Some(new) = new_bytes(&self.path, &mut self.read) else { return };
-        self.rest.extend(new);
-        while let Some(end) = self.rest.iter().position(|&byte| byte == b'\n') {
-            let line: Vec<u8> = self.rest.drain(..=end).collect();
+        for line in self.tail.look().lines {
             if let Ok(event) = serde_json::from_slice::<Event>(&line) {
                 match as_json {
                     true => print(String::from_utf8_lossy(&line).trim_end()),
@@ -315,21 +309,6 @@ impl RunFile {
             }
         }
     }
-}
-
-/// What a file has behind what was read of it. One that was cut, by a run that goes on from a checkpoint, is read on from its end.
-fn new_bytes(path: &Path, read: &mut u64) -> Option<Vec<u8>> {
-    let mut file = File::open(path).ok()?;
-    let length = file.metadata().ok()?.len();
-    if length <= *read {
-        *read = length;
-        return None;
-    }
-    file.seek(SeekFrom::Start(*read)).ok()?;
-    let mut new = Vec::new();
-    file.take(length - *read).read_to_end(&mut new).ok()?;
-    *read += new.len() as u64;
-    Some(new)
 }
 
 #[cfg(test)]
@@ -372,20 +351,5 @@ mod tests {
             (137, "was ended by signal 9 (SIGKILL)".into())
         );
         assert_eq!((of("COMPLETED", 0), of("FAILED", 3), of("CANCELLED", 0), of("TIMEOUT", 0)), (0, 3, 1, 1));
-    }
-
-    #[test]
-    fn a_file_is_read_as_it_grows_and_is_cut() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("events.jsonl");
-        let mut read = 0;
-        assert_eq!(new_bytes(&path, &mut read), None);
-        std::fs::write(&path, "one\ntwo\n").unwrap();
-        assert_eq!(new_bytes(&path, &mut read).unwrap(), b"one\ntwo\n");
-        assert_eq!(new_bytes(&path, &mut read), None);
-        std::fs::write(&path, "one\n").unwrap();
-        assert_eq!(new_bytes(&path, &mut read), None);
-        std::fs::write(&path, "one\nthree\n").unwrap();
-        assert_eq!(new_bytes(&path, &mut read).unwrap(), b"three\n");
     }
 }

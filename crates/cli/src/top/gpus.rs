@@ -10,17 +10,17 @@ use std::fmt;
 #[derive(Serialize, Default)]
 pub(crate) struct Shown {
     /// By the bus, as `nvidia-smi` counts.
-    index: usize,
-    name: Option<String>,
+    pub(crate) index: usize,
+    pub(crate) name: Option<String>,
     uuid: Option<String>,
     /// Which device it is to programs with this one's environment: `cuda:N`. None where they don't see it.
     device: Option<String>,
-    busy_percent: Option<u32>,
-    used_bytes: Option<u64>,
-    total_bytes: Option<u64>,
-    power_w: Option<f64>,
+    pub(crate) busy_percent: Option<u32>,
+    pub(crate) used_bytes: Option<u64>,
+    pub(crate) total_bytes: Option<u64>,
+    pub(crate) power_w: Option<f64>,
     power_limit_w: Option<f64>,
-    temperature_c: Option<u32>,
+    pub(crate) temperature_c: Option<u32>,
     parts: Vec<ShownPart>,
     /// Those that no part has. Null where who is on it isn't told.
     processes: Option<Vec<ShownProcess>>,
