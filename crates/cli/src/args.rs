@@ -439,10 +439,10 @@ fn memory(text: &str) -> Result<u64, String> {
     bytes.map(|bytes| bytes as u64).ok_or_else(|| "must be a size such as 40GB, 40GiB or 500MB".to_owned())
 }
 
-/// A number above 0.
+/// A number that a time or a rate may be.
 fn above_zero(text: &str) -> Result<f64, String> {
-    let number = text.parse::<f64>().ok().filter(|number| number.is_finite() && *number > 0.0);
-    number.ok_or_else(|| "must be a number above 0".to_owned())
+    let number = text.parse::<f64>().ok().filter(|number| (1e-6..=1e9).contains(number));
+    number.ok_or_else(|| "must be a number above 0, from 0.000001 to a billion".to_owned())
 }
 
 /// `phalanx bench step`.

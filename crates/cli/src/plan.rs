@@ -54,6 +54,22 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<u8> {
         let hint = if gpu.is_some() { "leave --device out" } else { "--gpu h100, say, plans for those" };
         return Err(WrongUsage(format!("--device {asked}: is told by --gpu here\nhint: {hint}")).into());
     }
+    let asks_for_a_run = [
+        ("--resume", training.resume),
+        ("--init", training.init.is_some()),
+        ("--out", training.out.is_some()),
+        ("--debug-sync", training.debug_sync),
+        ("--time-limit", training.time_limit.is_some()),
+    ];
+    if let Some((flag, _)) = asks_for_a_run.into_iter().find(|(_, asked)| *asked) {
+        return Err(
+            WrongUsage(format!("{flag}: is for a run, and a plan makes none\nhint: leave it out")).into()
+        );
+    }
+    if args.link.is_some() && (gpu.is_none() || args.step_ms.is_none()) {
+        let text = "--link: says nothing without a step's time\nhint: --gpu KIND and --step-ms MS beside it";
+        return Err(WrongUsage(text.into()).into());
+    }
     training.device = gpu.map(|_| DeviceSpec::Cuda(None));
     let workers = workers(args, training.nproc_per_node.as_deref())?;
     let wrong = |error: Error| WrongUsage(error.to_string());
@@ -61,12 +77,11 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<u8> {
     recipe.check_workers(workers).map_err(|error| WrongUsage(error.to_string()))?;
     let places = Places::from_env(training.data.clone());
     let data = open(&recipe.data.name, recipe.view(), &places, &mut FetchBar::new())?;
-    // A way that doesn't fit says so by a panic, as the run would, which is told in its place.
-    std::panic::set_hook(Box::new(|_| {}));
+    let _quiet = Quiet::begin();
     let stage = gpu.map_or(Stage::Cpu, Stage::Gpus);
     let mut tried = Vec::new();
-    let mut skipped = Vec::new();
-    for way in ways(&recipe, workers, gpu.is_some()) {
+    let (ways, mut skipped) = ways(&recipe, workers, gpu.is_some());
+    for way in ways {
         let asked = way.asked;
         if let Some(why) = too_much_for_here(&way.recipe)? {
             if asked {
@@ -75,27 +90,61 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<u8> {
             skipped.push(format!("{}: {why}", way.name));
             continue;
         }
+        let name = way.name.clone();
         match try_way(way, &data, workers, stage) {
             Ok(found) => tried.push(found),
             Err(error) if asked => return Err(error.into()),
-            // A model that can't be shared out so.
-            Err(_) => {}
+            Err(error) => skipped.push(format!("{name}: {error}")),
         }
     }
     let asked = tried.iter().find(|tried| tried.way.asked).expect("the way that was asked for came first");
-    // Who is alone sends nothing, and two would.
+    // What replicas send is a matter of their number; and who is alone sends nothing, where two would.
+    let are_alike = ways::are_replicas(&recipe);
     let with_others = match (gpu, workers) {
         (Some(kind), 1) => rehearse(&recipe, &data, 2, Stage::Gpus(endless(kind))).ok(),
         _ => Some(asked.needs.clone()),
     };
-    let sends = with_others.and_then(|needs| needs.sent).map(|bytes| Sends::of(bytes, workers));
-    let step_ms = args.step_ms.or_else(|| {
+    let sends = with_others.filter(|_| are_alike).and_then(|needs| needs.sent);
+    let sends = sends.map(|bytes| Sends::of(bytes, workers));
+    let passes = recipe.trainer()?.accumulate as f64;
+    let step_ms = args.step_ms.map(|ms| ms * passes).or_else(|| {
         let is_real = gpu.is_none() && workers <= cores();
         is_real.then_some(asked.needs.step.as_secs_f64() * 1e3)
     });
     let told = Told { args, recipe: &recipe, steps: training.steps, workers, gpu, step_ms, sends, skipped };
     told.tell(&tried);
     Ok(u8::from(asked.lacks.is_some()))
+}
+
+/// Whether a GPU has too little memory.
+fn is_lack(error: &Error) -> bool {
+    matches!(error, Error::OutOfMemory(_) | Error::Gpu(phalanx::tensor::Error::OutOfMemory { .. }))
+}
+
+/// Has panics of workers say nothing for as long as this is there: a way that doesn't fit says so by one, as the run would, which is told in
+/// its place.
+struct Quiet;
+
+impl Quiet {
+    fn begin() -> Quiet {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            let is_worker = std::thread::current().name().is_some_and(|name| name.starts_with("rank-"));
+            if !is_worker {
+                before(info);
+            }
+        }));
+        Quiet
+    }
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        // A thread that panics may not touch the hook.
+        if !std::thread::panicking() {
+            drop(std::panic::take_hook());
+        }
+    }
 }
 
 /// How many workers there are to be.
@@ -130,10 +179,9 @@ fn too_much_for_here(recipe: &Recipe) -> Result<Option<String>> {
     let parameters = Parameters::lay_out(&mut model, &Device::cpu(1), 0).count() as u64;
     let (takes, free) = (OFFLOADED_BYTES * parameters, Meminfo::read().bytes("MemAvailable:"));
     let why = || {
+        let (takes, free) = (gib(takes), gib(free));
         format!(
-            "what its workers keep in hosts' memory takes {}, of which {} are free here",
-            gib(takes),
-            gib(free)
+            "what its workers keep in hosts' memory takes {takes}, which is too much for the {free} that are free here"
         )
     };
     Ok((takes > free / 2).then(why))
@@ -141,14 +189,14 @@ fn too_much_for_here(recipe: &Recipe) -> Result<Option<String>> {
 
 /// The same with memory without end.
 fn endless(kind: AbsentGpu) -> AbsentGpu {
-    AbsentGpu { memory: u64::MAX >> 1, ..kind }
+    AbsentGpu { is_endless: true, ..kind }
 }
 
 /// Rehearses a way, and where it doesn't fit the GPU as if that had memory without end, which tells what it needs.
 fn try_way(way: Way, data: &Split, workers: usize, stage: Stage) -> Result<Tried, Error> {
     let recipe = &way.recipe;
     let (needs, lacks) = match (rehearse(recipe, data, workers, stage), stage) {
-        (Err(Error::OutOfMemory(lacks)), Stage::Gpus(kind)) => {
+        (Err(lacks), Stage::Gpus(kind)) if is_lack(&lacks) => {
             (rehearse(recipe, data, workers, Stage::Gpus(endless(kind)))?, Some(lacks.to_string()))
         }
         (went, _) => (went?, None),
@@ -158,13 +206,15 @@ fn try_way(way: Way, data: &Split, workers: usize, stage: Stage) -> Result<Tried
         // Each try would move all that lies in hosts' memory.
         (Stage::Gpus(_), _) if recipe.parallel.offload => None,
         (Stage::Gpus(_), lacks) => {
-            let most = needs.samples / workers / recipe.trainer()?.accumulate;
+            // As many of a step's samples as one of a batch stands for.
+            let each = (needs.step_samples as usize / recipe.train.batch_size).max(1);
+            let most = needs.samples / each;
             let fits = |batch: usize| {
                 let mut with = recipe.clone();
                 with.train.batch_size = batch;
                 match rehearse(&with, data, workers, stage) {
                     Ok(_) => Ok(true),
-                    Err(Error::OutOfMemory(_)) => Ok(false),
+                    Err(error) if is_lack(&error) => Ok(false),
                     Err(error) => Err(error),
                 }
             };
@@ -183,7 +233,8 @@ fn largest<E>(
 ) -> Result<(usize, Bound), E> {
     let most = most.max(known);
     let (mut fit, mut beyond) = if known_fits { (known, most + 1) } else { (0, known) };
-    while beyond - fit > fit / 16 + usize::from(fit > 0) {
+    // Whether there are too few samples or too little memory is always found out.
+    while beyond > most && fit < most || beyond - fit > fit / 16 + usize::from(fit > 0) {
         // Upwards in great steps until something is too much.
         let next = match (fit, beyond) {
             (0, beyond) => beyond / 2,

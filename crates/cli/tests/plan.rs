@@ -93,6 +93,13 @@ fn time_is_measured_on_cores_and_told_for_gpus() {
     assert!((4..32).contains(&worth) && worth <= time["worth_to"].as_u64().unwrap(), "{time}");
     let output = plan(folder.path(), &asked);
     assert!(text(&output.stdout).contains("worth asking for: "), "{}", text(&output.stdout));
+    // Four passes a step take four times as long.
+    let accumulated = lines(folder.path(), &[&asked[..], &["--set", "train.accumulate=4"]].concat(), 0);
+    assert_eq!(accumulated.last().unwrap()["here"]["ms_from"], 40.0);
+    // Nobody counts what goes by way of the hosts, so there is no time with it.
+    let compressed = lines(folder.path(), &[&asked[..], &["--set", "parallel.compress=bf16"]].concat(), 0);
+    assert_eq!(compressed.last().unwrap().get("here"), None);
+    assert!(!compressed[0]["skipped"].as_array().unwrap().is_empty(), "{}", compressed[0]);
 }
 
 #[test]
@@ -106,6 +113,9 @@ fn what_makes_no_plan_is_refused() {
         (&["--gpu", "h100", "mnist-mini", "--nproc-per-node", "gpu"], "--workers"),
         (&["--gpu", "h100", "mnist-mini", "--device", "cpu"], "leave --device out"),
         (&["--step-ms", "-1", "mnist-mini"], "above 0"),
+        (&["--step-ms", "1e300", "mnist-mini"], "to a billion"),
+        (&["--link", "3", "mnist-mini"], "--step-ms MS"),
+        (&["mnist-mini", "--resume"], "leave it out"),
         (&["--gpu", "h100", "--workers", "3", "gpt", "--set", "parallel.tensor=2"], "parallel.tensor"),
         (&["mnist-mini", "--set", "train.batchsize=3"], "batch_size"),
         (&[], "RECIPE"),

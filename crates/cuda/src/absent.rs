@@ -20,9 +20,9 @@ pub(crate) use nccl::nccl;
 
 use crate::nvrtc::Architecture;
 
-/// What the driver and NVIDIA's libraries take for themselves. On an H200 a step of GPT-2 had 10,730 MB of the card
-/// (`benches/runs/2026-11-28-h200`), of which this accounts for 10,149.
-const CONTEXT_BYTES: u64 = 581_000_000;
+/// What the driver and NVIDIA's libraries take for themselves. On an H200 a step of MNIST's network had 620 to 624 MB of the card
+/// (`benches/runs/2026-11-27-h200`), of which this accounts for 39.
+const CONTEXT_BYTES: u64 = 583_000_000;
 
 /// A kind of GPU of which there may be any number, none of them real.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,27 +33,36 @@ pub struct AbsentGpu {
     pub architecture: Architecture,
     /// How many multiprocessors it has.
     pub multiprocessors: u32,
-    /// Bytes of its memory.
+    /// Bytes of its memory, as programs are told.
     pub memory: u64,
+    /// Whether it gives more than it tells of, which shows how much would be needed.
+    pub is_endless: bool,
 }
 
 const fn gpu(name: &'static str, architecture: [u32; 2], multiprocessors: u32, mib: u64) -> AbsentGpu {
     let [major, minor] = architecture;
-    AbsentGpu { name, architecture: Architecture { major, minor }, multiprocessors, memory: mib << 20 }
+    AbsentGpu {
+        name,
+        architecture: Architecture { major, minor },
+        multiprocessors,
+        memory: mib << 20,
+        is_endless: false,
+    }
 }
 
 impl AbsentGpu {
-    /// Those that are hired out most. Memory is what `nvidia-smi` shows of one; names and numbers are those of NVIDIA's data sheets.
+    /// Those that are hired out most. Memory is what CUDA tells programs there, which is less than `nvidia-smi` shows: the least of what
+    /// PyTorch's errors say of it in public reports. The rest is of NVIDIA's data sheets.
     pub const KNOWN: [AbsentGpu; 9] = [
-        gpu("t4", [7, 5], 40, 15_360),
-        gpu("a10g", [8, 6], 80, 23_028),
-        gpu("l4", [8, 9], 58, 23_034),
-        gpu("l40s", [8, 9], 142, 46_068),
-        gpu("a100-40gb", [8, 0], 108, 40_960),
-        gpu("a100-80gb", [8, 0], 108, 81_920),
-        gpu("h100", [9, 0], 132, 81_559),
-        gpu("h200", [9, 0], 132, 143_771),
-        gpu("b200", [10, 0], 148, 183_359),
+        gpu("t4", [7, 5], 40, 14_909),
+        gpu("a10g", [8, 6], 80, 22_579),
+        gpu("l4", [8, 9], 58, 22_558),
+        gpu("l40s", [8, 9], 142, 45_465),
+        gpu("a100-40gb", [8, 0], 108, 40_335),
+        gpu("a100-80gb", [8, 0], 108, 81_039),
+        gpu("h100", [9, 0], 132, 81_039),
+        gpu("h200", [9, 0], 132, 143_155),
+        gpu("b200", [10, 0], 148, 182_630),
     ];
 
     /// The known one of this name.

@@ -48,8 +48,11 @@ pub struct Rehearsed {
     pub samples: usize,
     /// Steps of an epoch.
     pub steps_per_epoch: u64,
-    /// Bytes that the first worker's GPU sends to others in a step, as rings have it; none on CPUs.
+    /// Bytes that the first worker's GPU sends to others in a step, as rings have it; none where workers tell each other by way of their
+    /// hosts, which nobody counts.
     pub sent: Option<u64>,
+    /// Samples of a step, of all workers.
+    pub step_samples: u64,
     /// How long a step took; without a meaning where nothing was computed.
     pub step: Duration,
 }
@@ -65,9 +68,13 @@ pub fn rehearse(recipe: &Recipe, data: &Split, workers: usize, stage: Stage) -> 
     recipe.check_classes(data.train.target())?;
     recipe.check_workers(workers)?;
     let open = |rank: usize| match stage {
-        Stage::Cpu => Ok(Device::cpu((cores() / workers).max(1))),
+        Stage::Cpu => {
+            let share = (cores() / workers).max(1);
+            Ok(Device::cpu(if recipe.train.threads > 0 { recipe.train.threads } else { share }))
+        }
         Stage::Gpus(kind) => {
-            Device::cuda(rank as u32, &GpuOptions { absent: Some(kind), ..GpuOptions::default() })
+            let options = GpuOptions { absent: Some(kind), ..GpuOptions::default() };
+            Device::cuda(rank as u32, &options)
         }
     };
     let devices: Vec<Device> = (0..workers).map(open).collect::<Result<_, _>>()?;
@@ -77,7 +84,10 @@ pub fn rehearse(recipe: &Recipe, data: &Split, workers: usize, stage: Stage) -> 
         let worker = Worker::with_device(group, device.clone());
         let LaidOut { model, parameters, local, mesh, .. } =
             recipe.lay_out(device, data.train.input_dims())?;
-        let trainer = Trainer { steps: Some(STEPS), local, mesh, ..recipe.trainer()? };
+        let trainer = recipe.trainer()?;
+        // However short the run is.
+        let epochs = trainer.epochs.max(STEPS);
+        let trainer = Trainer { steps: Some(STEPS), epochs, local, mesh, ..trainer };
         let state = State::start(recipe.rule()?)?;
         let mut watching = Watching { devices: &devices, sent: None, seen: Rehearsed::default() };
         trainer.resume(
@@ -98,10 +108,13 @@ pub fn rehearse(recipe: &Recipe, data: &Split, workers: usize, stage: Stage) -> 
         return Err(Error::OutOfMemory(Box::new(lacked.clone())));
     }
     went?;
-    Ok(rehearsed.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()))
+    let mut seen = rehearsed.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+    seen.sent = seen.sent.filter(|&bytes| workers == 1 || bytes > 0);
+    Ok(seen)
 }
 
-/// Looks at what all workers' devices hold, whenever the first has made a step. By the last of them none takes any more.
+/// Looks at what all workers' devices hold, whenever the first has made a step: itself between two of them, the others wherever they are
+/// in one. After the first two of them none takes more, but for batches on their way.
 struct Watching<'a> {
     devices: &'a [Device],
     /// What the first had sent after its last step.
@@ -115,7 +128,10 @@ impl Observer for Watching<'_> {
             Event::Start { parameters, steps_per_epoch, samples, .. } => {
                 self.seen = Rehearsed { parameters, samples, steps_per_epoch, ..Rehearsed::default() };
             }
-            Event::Step { ms, .. } => {
+            Event::Step { step, samples, ms, .. } => {
+                if step == 0 {
+                    self.seen.step_samples = samples;
+                }
                 let held = self.devices.iter().map(|device| Held { parts: device.holdings() });
                 self.seen.workers = held.collect();
                 self.seen.step = Duration::from_secs_f64(ms / 1e3);

@@ -73,9 +73,9 @@ fn steps(model: &mut dyn Module, rule: impl Into<Rule>, loss: Loss, batch: &Batc
     (memory.total - memory.free) as f64 / 1e6
 }
 
-/// What the card had taken, by `benches/runs`: `2026-11-28-h200/third.md`, and `2026-11-27-h200/first.md` for the last two. Of convolutions
-/// the workspace is part of that, which nobody knows without cuDNN. What the driver has for itself is taken from the first, so the others
-/// are what shows that it is right.
+/// What the card had taken, by `benches/runs`: `2026-11-27-h200/first.md` of MNIST's network and ResNet-18, and `2026-11-28-h200/third.md`
+/// of the others, which were searched for the fastest ways, too. What the driver has for itself is taken from the first, so the others are
+/// what shows that it is right; what ResNet-50 had beyond that isn't known.
 #[test]
 fn memory_is_what_it_was_on_an_h200() {
     let sizes = GptConfig { layers: 12, width: 768, heads: 12, context: 1024, ..GptConfig::default() };
@@ -84,13 +84,13 @@ fn memory_is_what_it_was_on_an_h200() {
     let batch = |size, dims, words, products| Batch { size, dims, words, products };
     let of_words = batch(16, [0; 3], 1024, DType::BF16);
     let gpt = steps(&mut Gpt::new(config), AdamW::default(), classes(), &of_words);
-    assert!((gpt / 10_730.0 - 1.0).abs() < 0.01, "{gpt} MB");
+    assert!((gpt / 10_730.0 - 1.0).abs() < 0.005, "{gpt} MB");
     let digits = batch(64, [28, 28, 1], 1, DType::F32);
     let rule = Sgd { momentum: 0.5, ..Sgd::new(0.01) };
     let mnist = steps(&mut MnistNet::new(0.5), rule, Loss::Nll, &digits);
     assert!((mnist / 622.0 - 1.0).abs() < 0.01, "{mnist} MB");
     for (depth, size, side, seen, from) in
-        [(ResNetDepth::D18, 64, 32, 873.0, 0.97), (ResNetDepth::D50, 256, 224, 14_494.0, 0.94)]
+        [(ResNetDepth::D18, 64, 32, 875.0, 0.995), (ResNetDepth::D50, 256, 224, 14_494.0, 0.96)]
     {
         let images = batch(size, [side, side, 3], 1, DType::BF16);
         let mut resnet = ResNet::new(depth, ResNetStem::Imagenet, 10);
@@ -178,7 +178,7 @@ fn what_does_not_fit_says_what_the_run_would_say() {
     let Error::OutOfMemory(told) = &error else { panic!("{error}") };
     assert_eq!(told.total, small.memory);
     let words = error.to_string();
-    for part in ["out of memory on GPU 0", "others hold 554.1 MiB", "samples of a pass would fit", "hint:"] {
+    for part in ["out of memory on GPU 0", "others hold 5", "samples of a pass would fit", "hint:"] {
         assert!(words.contains(part), "{part}: {words}");
     }
     // And with others of them nobody is left waiting.
@@ -193,4 +193,34 @@ fn cores_compute_what_is_rehearsed() {
     assert_eq!((rehearsed.samples, rehearsed.steps_per_epoch, rehearsed.sent), (2000, 32, None));
     assert!(!rehearsed.step.is_zero());
     assert!(rehearsed.workers.iter().all(|held| held.bytes() > 0));
+}
+
+/// Threads of loaders hold their GPU a moment longer than a run lasts.
+#[test]
+fn what_a_run_leaves_behind_takes_nothing_of_the_next() {
+    let large = AbsentGpu { memory: 700_000_000, ..named("t4") };
+    for _ in 0..20 {
+        let rehearsed = on_gpus(&["data.threads=2", "train.batch_size=64"], 2, large);
+        rehearsed.map(drop).unwrap_or_else(|error| panic!("{error}"));
+    }
+}
+
+/// However short a run is, and what goes by way of the hosts is not taken for nothing.
+#[test]
+fn what_is_sent_is_known_or_said_to_be_unknown() {
+    let short = on_gpus(&["train.epochs=1", "train.batch_size=500"], 4, named("a10g")).unwrap();
+    assert!(short.sent > Some(0) && short.steps_per_epoch == 1, "{short:?}");
+    assert_eq!(short.step_samples, 2000);
+    for set in [&["parallel.compress=bf16"][..], &["parallel.between_gpus=host"]] {
+        assert_eq!(on_gpus(set, 4, named("a10g")).unwrap().sent, None, "{set:?}");
+    }
+    let shards = on_gpus(&["parallel.logical_shards=8", "train.batch_size=16"], 4, named("a10g")).unwrap();
+    assert_eq!((shards.step_samples, shards.sent), (128, None));
+}
+
+#[test]
+fn a_gpu_without_end_tells_of_as_much_as_it_has() {
+    let small = AbsentGpu { memory: 700_000_000, is_endless: true, ..named("t4") };
+    let rehearsed = on_gpus(&["train.batch_size=2000", "model.name=mnist-hpc"], 1, small).unwrap();
+    assert!(rehearsed.workers[0].bytes() > small.memory, "{rehearsed:?}");
 }

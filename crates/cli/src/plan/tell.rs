@@ -1,14 +1,13 @@
 //! A plan, for people and for programs.
 
 use super::time::{Pace, Sends, worth};
+use super::ways::are_replicas;
 use super::{Bound, Tried};
 use crate::args::PlanArgs;
 use crate::say::{print, say};
-use crate::top::gpus::gib;
 use phalanx::tensor::AbsentGpu;
 use phalanx::{Held, Recipe};
 use serde_json::{Map, Value, json};
-use std::time::Duration;
 
 /// What a plan is about.
 pub(super) struct Told<'a> {
@@ -53,9 +52,11 @@ fn columns(held: &Held) -> [u64; COLUMNS.len()] {
     bytes
 }
 
-/// The worker that holds most.
+/// The worker that holds most; of replicas, which are alike, the first, which is looked at between two steps.
 fn fullest(tried: &Tried) -> &Held {
-    tried.needs.workers.iter().max_by_key(|held| held.bytes()).expect("there is a worker")
+    let workers = &tried.needs.workers;
+    let of = if are_replicas(&tried.way.recipe) { &workers[..1] } else { workers };
+    of.iter().max_by_key(|held| held.bytes()).expect("there is a worker")
 }
 
 impl Told<'_> {
@@ -91,7 +92,7 @@ impl Told<'_> {
     fn in_words(&self, tried: &[Tried], asked: &Tried) {
         let Recipe { name, train, .. } = self.recipe;
         let needs = &asked.needs;
-        let (workers, batch) = (self.workers, train.batch_size);
+        let (workers, samples) = (self.workers, needs.step_samples);
         let plural = |n: usize| if n == 1 { "" } else { "s" };
         print(format_args!(
             "{name}: {} numbers to learn, {} samples, {} steps an epoch, {} in all",
@@ -101,25 +102,25 @@ impl Told<'_> {
             self.total_steps(asked)
         ));
         let on = match self.gpu {
-            Some(gpu) => format!("with a GPU each ({}, {})", gpu.name, gib(gpu.memory)),
+            Some(gpu) => format!("with a GPU each ({}, {})", gpu.name, amount(gpu.memory)),
             None => "on cores of this machine".to_owned(),
         };
         let precision = train.precision.as_deref().unwrap_or("float32");
         print(format_args!(
-            "{workers} worker{} {on}, {batch} samples a step each, {precision}\n",
+            "{workers} worker{} {on}, {samples} samples a step, {precision}\n",
             plural(workers)
         ));
         match self.gpu {
             Some(_) => self.ways_in_words(tried),
             None => print(format_args!(
                 "memory: {} of values, gradients and the optimizer's state, {} of a worker's passes, and the program with its data",
-                gib(2 * Told::values(asked) + self.beside(asked)),
-                gib(columns(fullest(asked))[PASSES_AT])
+                amount(2 * Told::values(asked) + self.beside(asked)),
+                amount(columns(fullest(asked))[PASSES_AT])
             )),
         }
         print(format_args!(
             "a checkpoint: {}, of which {} are kept",
-            gib(self.checkpoint(asked)),
+            amount(self.checkpoint(asked)),
             train.keep.unwrap_or(2)
         ));
         self.time_in_words(asked);
@@ -135,14 +136,14 @@ impl Told<'_> {
     /// A line for each way.
     fn ways_in_words(&self, tried: &[Tried]) {
         let head = COLUMNS.iter().map(|(name, _)| *name).chain(["all", "sent"]);
-        let cells = head.map(|name| format!("{name:>10}")).collect::<String>();
-        let longest = tried.iter().map(|tried| tried.way.name.len() + 2).max().unwrap_or(0).max(18);
+        let cells = head.map(|name| format!("{name:>11}")).collect::<String>();
+        let longest = tried.iter().map(|tried| tried.way.name.len() + 2).max().unwrap_or(0).max(26);
         print(format_args!("{:<longest$}{cells}  largest batch", "the fullest worker, a step"));
         for tried in tried {
             let held = fullest(tried);
             let bytes = columns(held).into_iter().chain([held.bytes()]);
             let cells = bytes.chain([tried.needs.sent.unwrap_or(0)]);
-            let cells = cells.map(|bytes| format!("{:>10}", some(bytes))).collect::<String>();
+            let cells = cells.map(|bytes| format!("{:>11}", some(bytes))).collect::<String>();
             let mark = if tried.way.asked { ">" } else { " " };
             let fits = match (tried.largest, &tried.lacks) {
                 (None, _) => String::new(),
@@ -171,14 +172,21 @@ impl Told<'_> {
         };
         let steps = self.total_steps(asked) as f64;
         let Some((pace, sends)) = self.pace(step_ms) else {
-            let whole = Duration::from_secs_f64(steps * step_ms / 1e3);
-            return print(format_args!("how long: {step_ms:.1} ms a step, {whole:.1?} for {steps} of them"));
+            let whole = lasting(steps * step_ms);
+            let sent = match (self.gpu, self.workers, asked.needs.sent) {
+                (Some(_), 2.., None) => "; what workers send goes by way of their hosts, and isn't counted",
+                _ => "",
+            };
+            return print(format_args!(
+                "how long: {} a step, {whole} for {steps} of them{sent}",
+                lasting(step_ms)
+            ));
         };
-        let samples = self.samples();
+        let samples = asked.needs.step_samples as f64;
         let here = pace.on(samples, self.workers, sends);
-        let [from, to] = [here.ms_from, here.ms_to].map(|ms| Duration::from_secs_f64(steps * ms / 1e3));
+        let [from, to] = [here.ms_from, here.ms_to].map(|ms| lasting(steps * ms));
         print(format_args!(
-            "how long: {:.1} to {:.1} ms a step, {from:.1?} to {to:.1?} for {steps} of them: all that is sent goes beside the computing, or nothing",
+            "how long: {:.1} to {:.1} ms a step, {from} to {to} for {steps} of them: all that is sent goes beside the computing, or nothing",
             here.ms_from, here.ms_to
         ));
         let over = pace.over(samples, sends);
@@ -191,14 +199,11 @@ impl Told<'_> {
             ));
         }
         let up_to = if least == most { format!("{least}") } else { format!("{least} to {most}") };
-        print(format_args!(
-            "worth asking for: up to {up_to} workers; those beyond do less than half of what one alone does"
-        ));
-    }
-
-    /// Samples of a step.
-    fn samples(&self) -> f64 {
-        (self.recipe.train.batch_size * self.workers * self.recipe.train.accumulate.unwrap_or(1)) as f64
+        let beyond = match over.last().is_some_and(|last| last.workers == least) {
+            true => "a step has no samples for more",
+            false => "those beyond do less than half of what one alone does",
+        };
+        print(format_args!("worth asking for: up to {up_to} workers; {beyond}"));
     }
 
     fn pace(&self, step_ms: f64) -> Option<(Pace, Sends)> {
@@ -220,7 +225,9 @@ impl Told<'_> {
             "batch": self.recipe.train.batch_size,
             "gpu": self.gpu.map(|gpu| gpu.name),
             "memory": self.gpu.map(|gpu| gpu.memory),
+            "step_samples": needs.step_samples,
             "checkpoint_bytes": self.checkpoint(asked),
+            "skipped": self.skipped,
         }));
         for tried in tried {
             let held = fullest(tried);
@@ -244,11 +251,12 @@ impl Told<'_> {
         let Some((pace, sends)) = self.pace(step_ms) else {
             return print(json!({ "plan": "time", "step_ms": step_ms }));
         };
-        let over = pace.over(self.samples(), sends);
+        let samples = asked.needs.step_samples as f64;
+        let over = pace.over(samples, sends);
         print(json!({
             "plan": "time",
             "step_ms": step_ms,
-            "here": pace.on(self.samples(), self.workers, sends),
+            "here": pace.on(samples, self.workers, sends),
             "over": over,
             "worth_from": worth(&over, |at| at.ms_to),
             "worth_to": worth(&over, |at| at.ms_from),
@@ -256,9 +264,26 @@ impl Told<'_> {
     }
 }
 
+/// Bytes, as people compare them.
+fn amount(bytes: u64) -> String {
+    let [mib, gib] = [20, 30].map(|power| bytes as f64 / f64::from(1 << power));
+    if gib < 0.95 { format!("{mib:.1} MiB") } else { format!("{gib:.1} GiB") }
+}
+
+/// A time, likewise.
+fn lasting(ms: f64) -> String {
+    let seconds = ms / 1e3;
+    match seconds {
+        ..1.0 => format!("{ms:.1} ms"),
+        ..120.0 => format!("{seconds:.1} s"),
+        ..7200.0 => format!("{:.1} min", seconds / 60.0),
+        _ => format!("{:.1} h", seconds / 3600.0),
+    }
+}
+
 /// Bytes, if there are any.
 fn some(bytes: u64) -> String {
-    if bytes == 0 { "-".to_owned() } else { gib(bytes) }
+    if bytes == 0 { "-".to_owned() } else { amount(bytes) }
 }
 
 /// Settings as they are typed behind a recipe.

@@ -31,28 +31,40 @@ const OF_ONE: [&[&str]; 3] = [
 
 /// The way that was asked for, and where it is one of these the others. A recipe that cuts its model in another way has that alone, and so
 /// have cores, on which each would have to be computed.
-pub(super) fn ways(recipe: &Recipe, workers: usize, on_gpus: bool) -> Vec<Way> {
+/// What the rest of the recipe doesn't go with is given with the reason.
+pub(super) fn ways(recipe: &Recipe, workers: usize, on_gpus: bool) -> (Vec<Way>, Vec<String>) {
     let own = || Way { name: "as asked".to_owned(), set: Vec::new(), asked: true, recipe: recipe.clone() };
-    let usual = recipe.parallel.strategy.as_deref().is_none_or(|name| ["ddp", "fsdp"].contains(&name));
-    if !on_gpus || !usual || recipe.lies_on_mesh() || recipe.parallel.logical_shards.is_some() {
-        return vec![own()];
+    if !on_gpus || !are_replicas(recipe) {
+        return (vec![own()], Vec::new());
     }
     let known: &[&[&'static str]] = if workers > 1 { &OF_SEVERAL } else { &OF_ONE };
     let way = |set: &&[&'static str]| {
         let mut with = recipe.clone();
         (with.parallel.strategy, with.parallel.zero, with.parallel.offload) = (None, None, false);
         with.parallel.recompute = None;
-        with.set(set.iter().copied()).ok()?;
+        with.set(set.iter().copied()).map_err(|error| format!("{}: {error}", name(set)))?;
         let asked = shares_alike(&with, recipe);
-        Some(Way { name: name(set), set: set.to_vec(), asked, recipe: with })
+        Ok(Way { name: name(set), set: set.to_vec(), asked, recipe: with })
     };
-    let mut ways: Vec<Way> = known.iter().filter_map(way).collect();
+    let (mut ways, mut others) = (Vec::new(), Vec::new());
+    for set in known {
+        match way(set) {
+            Ok(way) => ways.push(way),
+            Err(why) => others.push(why),
+        }
+    }
     match ways.iter_mut().find(|way| way.asked) {
         // What was typed, to the last key.
         Some(way) => way.recipe = recipe.clone(),
         None => ways.insert(0, own()),
     }
-    ways
+    (ways, others)
+}
+
+/// Whether each worker has samples of its own, and the whole model or a share of what it is.
+pub(super) fn are_replicas(recipe: &Recipe) -> bool {
+    let usual = recipe.parallel.strategy.as_deref().is_none_or(|name| ["ddp", "fsdp"].contains(&name));
+    usual && !recipe.lies_on_mesh() && recipe.parallel.logical_shards.is_none()
 }
 
 /// Whether two recipes have workers hold the model alike.
@@ -84,7 +96,7 @@ mod tests {
     fn named(set: &[&str], workers: usize, on_gpus: bool) -> Vec<(String, bool)> {
         let set: Vec<String> = set.iter().map(|&set| set.to_owned()).collect();
         let recipe = Recipe::load("gpt", &set).unwrap();
-        ways(&recipe, workers, on_gpus).into_iter().map(|way| (way.name, way.asked)).collect()
+        ways(&recipe, workers, on_gpus).0.into_iter().map(|way| (way.name, way.asked)).collect()
     }
 
     #[test]

@@ -64,6 +64,7 @@ fn a_gpu_that_is_not_there_holds_what_one_that_computes_does() {
             architecture: gpu.architecture(),
             multiprocessors: gpu.multiprocessors(),
             memory: gpu.memory().unwrap().total,
+            is_endless: false,
         };
         let options = GpuOptions { absent: Some(kind), ..GpuOptions::default() };
         let absent: Vec<Device> =
