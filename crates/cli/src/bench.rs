@@ -17,6 +17,8 @@ mod recovery;
 mod scaling;
 mod step;
 
+pub(crate) use scaling::WORTH;
+
 pub(crate) fn bench(args: &BenchArgs) -> Result<u8> {
     match &args.what {
         Bench::Step(args) => step::step(args)?,

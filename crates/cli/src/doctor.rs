@@ -3,6 +3,7 @@
 //! No GPU is touched: the libraries are opened and asked for their versions.
 
 use crate::args::DoctorArgs;
+use crate::meminfo::Meminfo;
 use crate::say::print;
 use crate::top::gpus::{self, Shown};
 use anyhow::Result;
@@ -126,14 +127,13 @@ fn verdict(has_gpus: bool, trouble: &[String]) -> String {
 
 impl Machine {
     fn this() -> Machine {
-        let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
         let cores = phalanx::cores();
         let shared = nix::sys::statvfs::statvfs("/dev/shm").ok();
         Machine {
             cores,
             all_cores: count(&online).unwrap_or(cores),
-            memory_bytes: kib(&info, "MemTotal:").map(|kib| kib << 10),
+            memory_bytes: Meminfo::read().bytes("MemTotal:"),
             shared_memory_bytes: shared.map(|fs| fs.blocks_available() * fs.fragment_size()),
         }
     }
@@ -146,12 +146,6 @@ fn count(list: &str) -> Option<usize> {
         last.parse::<usize>().ok()?.checked_sub(first.parse().ok()?)?.checked_add(1)
     };
     list.trim().split(',').map(of).sum()
-}
-
-/// The number behind a name in the system's lists of `Name:   123 kB`.
-pub(crate) fn kib(text: &str, name: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-    line.split_whitespace().next()?.parse().ok()
 }
 
 impl fmt::Display for Machine {
@@ -186,15 +180,6 @@ mod tests {
         {
             assert_eq!(count(list), want, "{list:?}");
         }
-    }
-
-    #[test]
-    fn numbers_are_found_by_their_names() {
-        let text = "MemTotal:       16318480 kB\nMemFree:  12 kB\n";
-        assert_eq!(
-            (kib(text, "MemTotal:"), kib(text, "MemFree:"), kib(text, "Mem:")),
-            (Some(16_318_480), Some(12), None)
-        );
     }
 
     #[test]

@@ -177,7 +177,7 @@ fn too_much_for_here(recipe: &Recipe) -> Result<Option<String>> {
     }
     let mut model = recipe.model()?;
     let parameters = Parameters::lay_out(&mut model, &Device::cpu(1), 0).count() as u64;
-    let (takes, free) = (OFFLOADED_BYTES * parameters, Meminfo::read().bytes("MemAvailable:"));
+    let (takes, free) = (OFFLOADED_BYTES * parameters, Meminfo::read().bytes("MemAvailable:").unwrap_or(0));
     let why = || {
         let (takes, free) = (gib(takes), gib(free));
         format!(

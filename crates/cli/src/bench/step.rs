@@ -2,6 +2,7 @@
 
 use super::at_least_one;
 use crate::args::{BenchPrecision, StepArgs, StepModel, WrongUsage};
+use crate::meminfo::kib;
 use crate::say::{print, say};
 use anyhow::{Result, anyhow};
 use phalanx::data::BYTES;
@@ -247,8 +248,7 @@ impl Sample {
 /// The most memory that this process ever had, in MB.
 fn peak_mb() -> Option<f64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<f64>().ok()? * 1024.0 / 1e6)
+    Some(kib(&status, "VmHWM:")? as f64 * 1024.0 / 1e6)
 }
 
 fn job(args: &StepArgs) -> Result<Job, WrongUsage> {

@@ -1,9 +1,8 @@
 //! How long steps take on other numbers of workers, by what they compute and what they send.
 
+use crate::bench::WORTH;
 use serde::Serialize;
 
-/// What workers that are added have to do, of what a lone one does, as `phalanx bench scaling` has it.
-const WORTH: f64 = 0.5;
 /// Nobody asks for more.
 const MOST_WORKERS: usize = 1024;
 

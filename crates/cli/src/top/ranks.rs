@@ -1,6 +1,6 @@
 //! The workers of all runs on this machine, as the system knows them: by the environment that they were started with.
 
-use crate::doctor::kib;
+use crate::meminfo::kib;
 use phalanx_job::{Environ, names, processes};
 use serde::Serialize;
 use std::collections::BTreeMap;

@@ -7,7 +7,7 @@ use super::model::{At, Model, Predicted};
 use serde::Serialize;
 
 /// What workers that are added have to do, of what a lone one does.
-pub(super) const WORTH: f64 = 0.5;
+pub(crate) const WORTH: f64 = 0.5;
 
 /// What grows with the workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
