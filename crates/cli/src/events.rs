@@ -81,50 +81,75 @@ impl EventsFile {
 pub(crate) struct Tail {
     path: PathBuf,
     read: u64,
-    /// Of a line that isn't whole yet.
+    /// The last bytes that were read, by which is known whether they are still there.
+    last: Vec<u8>,
+    /// Of a line that isn't whole yet; nothing of one that is too long to be an event.
     rest: Vec<u8>,
+    is_too_long: bool,
 }
 
 /// What came since the look before.
 pub(crate) struct Look {
     /// Each with the newline at its end.
     pub(crate) lines: Vec<Vec<u8>>,
-    /// Whether the file is shorter than what was read of it: it was cut, by a run that goes on from a checkpoint, and is read on from its end.
+    /// Whether the file isn't what was read of it any more: it was cut, by a run that goes on from a checkpoint, and is read on from its end.
     pub(crate) was_cut: bool,
+    /// Whether there is more to be read.
+    pub(crate) has_more: bool,
 }
+
+/// So many bytes are read in a look.
+const MOST_AT_ONCE: u64 = 1 << 20;
+/// So many are held against what was read before.
+const COMPARED: usize = 64;
 
 impl Tail {
     /// The file at this path, from this byte on.
     pub(crate) fn new(path: PathBuf, read: u64) -> Tail {
-        Tail { path, read, rest: Vec::new() }
+        Tail { path, read, last: Vec::new(), rest: Vec::new(), is_too_long: false }
     }
 
     /// What is new; a file that isn't there yet, or not here, tells nothing.
     pub(crate) fn look(&mut self) -> Look {
-        let (was_cut, new) = self.new_bytes().unwrap_or_default();
+        let (new, was_cut, has_more) = self.new_bytes().unwrap_or_default();
         if was_cut {
-            self.rest.clear();
+            (self.rest, self.is_too_long) = (Vec::new(), false);
         }
-        self.rest.extend(new);
-        let whole = self.rest.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
-        let rest = self.rest.split_off(whole);
-        let whole = std::mem::replace(&mut self.rest, rest);
-        Look { lines: whole.split_inclusive(|&byte| byte == b'\n').map(<[u8]>::to_vec).collect(), was_cut }
+        let mut lines = Vec::new();
+        for piece in new.split_inclusive(|&byte| byte == b'\n') {
+            self.rest.extend(piece);
+            let is_whole = piece.ends_with(b"\n");
+            self.is_too_long |= self.rest.len() as u64 > LONGEST;
+            if self.is_too_long || is_whole {
+                let line = std::mem::take(&mut self.rest);
+                lines.extend((!self.is_too_long).then_some(line));
+                self.is_too_long &= !is_whole;
+            }
+        }
+        Look { lines, was_cut, has_more }
     }
 
-    fn new_bytes(&mut self) -> io::Result<(bool, Vec<u8>)> {
+    /// What came, whether what was read before is gone, and whether there is more.
+    fn new_bytes(&mut self) -> io::Result<(Vec<u8>, bool, bool)> {
         let mut file = File::open(&self.path)?;
         let length = file.metadata()?.len();
-        if length <= self.read {
-            let was_cut = length < self.read;
-            self.read = length;
-            return Ok((was_cut, Vec::new()));
+        let is_as_before = length >= self.read && {
+            let mut before = vec![0; self.last.len()];
+            file.seek(SeekFrom::Start(self.read - before.len() as u64))?;
+            file.read_exact(&mut before)?;
+            before == self.last
+        };
+        if !is_as_before {
+            (self.read, self.last) = (length, Vec::new());
+            return Ok((Vec::new(), true, false));
         }
-        file.seek(SeekFrom::Start(self.read))?;
         let mut new = Vec::new();
-        file.take(length - self.read).read_to_end(&mut new)?;
+        file.take(MOST_AT_ONCE.min(length - self.read)).read_to_end(&mut new)?;
         self.read += new.len() as u64;
-        Ok((false, new))
+        self.last.extend(&new[new.len().saturating_sub(COMPARED)..]);
+        self.last.drain(..self.last.len().saturating_sub(COMPARED));
+        let has_more = self.read < length && !new.is_empty();
+        Ok((new, false, has_more))
     }
 }
 
@@ -233,7 +258,7 @@ mod tests {
         let path = folder.path().join("events.jsonl");
         let mut tail = Tail::new(path.clone(), 0);
         let mut look = || {
-            let Look { lines, was_cut } = tail.look();
+            let Look { lines, was_cut, .. } = tail.look();
             (String::from_utf8(lines.concat()).unwrap(), was_cut)
         };
         assert_eq!(look(), (String::new(), false));
@@ -246,6 +271,15 @@ mod tests {
         assert_eq!((look(), look()), ((String::new(), true), (String::new(), false)));
         write("one\nthree\n");
         assert_eq!(look(), ("three\n".to_owned(), false));
+        // Cut, and longer than before by the next look.
+        write("one\nsix\nseven\neight\n");
+        assert_eq!((look(), look()), ((String::new(), true), (String::new(), false)));
+        // A line without end is none, and the next one is read again.
+        let long = "x".repeat(3 << 20);
+        write(&format!("one\nsix\nseven\neight\n{long}"));
+        (0..4).for_each(|_| assert_eq!(look(), (String::new(), false)));
+        write(&format!("one\nsix\nseven\neight\n{long}\nnine\n"));
+        assert_eq!(look(), ("nine\n".to_owned(), false));
     }
 
     #[test]

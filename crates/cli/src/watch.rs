@@ -61,21 +61,26 @@ pub(crate) fn watch(args: &WatchArgs) -> Result<u8> {
     }
     let mut runs = Runs::new(args.folder.clone());
     let mut boards = args.tensorboard.clone().map(Boards::open).transpose()?;
-    look(&mut runs, boards.as_mut());
+    runs.look();
+    let written = boards.as_mut().map_or(Ok(()), |boards| boards.write(&runs));
     if args.once {
+        written?;
         tell(&runs, args.json);
         return Ok(0);
     }
     let token = args.token_file.as_deref().map_or_else(made_up, read_token)?;
     let runs = Arc::new(Mutex::new(runs));
     let server = Server::listen(args.listen, token.clone(), runs.clone())?;
-    let url = format!("http://{}/?token={token}", server.address());
+    let shown = if args.token_file.is_some() { "..." } else { &token };
+    let url = format!("http://{}/?token={shown}", server.address());
+    if !args.folder.exists() {
+        say(format_args!("note: {}: there is no such folder yet", args.folder.display()));
+    }
     match (args.json, args.token_file.is_some()) {
         (true, _) => print(json!({"watch": "listening", "address": server.address(), "url": url})),
         (false, false) => say(format_args!("watching {}: {url}", args.folder.display())),
         (false, true) => {
-            let (folder, address) = (args.folder.display(), server.address());
-            say(format_args!("watching {folder}: http://{address}/?token=... (the token of the file)"));
+            say(format_args!("watching {}: {url} (the token of the file)", args.folder.display()));
         }
     }
     if !args.listen.ip().is_loopback() {
@@ -84,9 +89,19 @@ pub(crate) fn watch(args: &WatchArgs) -> Result<u8> {
         );
     }
     let looks = move || {
+        let _ends_with_it = EndsAll;
+        let mut told = String::new();
         loop {
             thread::sleep(LOOK);
-            look(&mut runs.lock().unwrap_or_else(PoisonError::into_inner), boards.as_mut());
+            let mut runs = runs.lock().unwrap_or_else(PoisonError::into_inner);
+            runs.look();
+            let written = boards.as_mut().map_or(Ok(()), |boards| boards.write(&runs));
+            // Once, however long a disk is full.
+            let words = written.err().map_or_else(String::new, |error| format!("{error:#}"));
+            if !words.is_empty() && words != told {
+                say(harmless(&words));
+            }
+            told = words;
         }
     };
     thread::Builder::new()
@@ -96,12 +111,14 @@ pub(crate) fn watch(args: &WatchArgs) -> Result<u8> {
     server.serve()
 }
 
-/// Reads what is new, and writes it on. A disk that is full ends no view.
-fn look(runs: &mut Runs, boards: Option<&mut Boards>) {
-    runs.look();
-    let written = boards.map_or(Ok(()), |boards| boards.write(runs));
-    if let Err(error) = written {
-        say(format_args!("{}", harmless(&error.to_string())));
+/// Ends the program where the thread that reads the files panics: what is shown would be old, and nobody would know.
+struct EndsAll;
+
+impl Drop for EndsAll {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            std::process::exit(1);
+        }
     }
 }
 

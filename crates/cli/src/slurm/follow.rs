@@ -300,7 +300,15 @@ impl RunFile {
 
     /// Shows what is new.
     fn show(&mut self, as_json: bool) {
-        for line in self.tail.look().lines {
+        let mut lines = Vec::new();
+        loop {
+            let look = self.tail.look();
+            lines.extend(look.lines);
+            if !look.has_more {
+                break;
+            }
+        }
+        for line in lines {
             if let Ok(event) = serde_json::from_slice::<Event>(&line) {
                 match as_json {
                     true => print(String::from_utf8_lossy(&line).trim_end()),

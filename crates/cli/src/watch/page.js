@@ -55,9 +55,8 @@ function ticks(from, to, about) {
   const raw = (to - from) / about;
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= raw);
-  const all = [];
-  for (let x = Math.ceil(from / step) * step; x <= to + step * 1e-9; x += step) all.push(Math.abs(x) < step * 1e-9 ? 0 : x);
-  return all;
+  const first = Math.ceil(from / step), n = Math.floor(to / step + 1e-9) - first + 1;
+  return Array.from({ length: Math.min(Math.max(n, 0) || 0, 12) }, (_, i) => (first + i) * step);
 }
 
 function smoothed(values, weight) {
@@ -88,7 +87,8 @@ function draw(chart, figure) {
   if (!Number.isFinite(low)) [low, high] = [0, 1];
   if (chart.zero && !log) low = Math.min(low, 0);
   if (to === from) to = from + 1;
-  if (high === low) [low, high] = [low - Math.abs(low || 1) * 0.05, high + Math.abs(high || 1) * 0.05];
+  // Nearly equal ones as well: between them there are no numbers to count in.
+  if (high - low <= 1e-9 * Math.max(Math.abs(high), Math.abs(low))) [low, high] = [low - Math.abs(low || 1) * 0.05, high + Math.abs(high || 1) * 0.05];
   const scale = (y) => (log ? Math.log10(y) : y);
   if (log && low <= 0) low = high / 10;
   const x = (step) => LEFT + (WIDTH - LEFT - RIGHT) * (step - from) / (to - from);

@@ -63,6 +63,15 @@ impl State {
     }
 }
 
+/// Forgets every second one.
+fn halve<T>(kept: &mut Vec<T>) {
+    let mut is_kept = false;
+    kept.retain(|_| {
+        is_kept = !is_kept;
+        is_kept
+    });
+}
+
 /// How long a run may tell nothing: an evaluation or a checkpoint may take a while.
 const SILENT: Duration = Duration::from_secs(120);
 
@@ -85,8 +94,11 @@ pub(super) struct Run {
     pub(super) checkpoints: u64,
     pub(super) memberships: u64,
     pub(super) is_over: bool,
-    /// Every so many steps one is kept.
+    /// How often what it had told became void.
+    pub(super) beginnings: u64,
+    /// Of so many steps that it tells of one is kept, and how many those were.
     stride: u64,
+    heard: u64,
 }
 
 /// A run in a few numbers.
@@ -117,6 +129,12 @@ impl Run {
         Run { name, stride: 1, ..Run::default() }
     }
 
+    /// All that it has told is void.
+    pub(super) fn begin_anew(&mut self) {
+        let beginnings = self.beginnings + 1;
+        *self = Run { beginnings, ..Run::new(std::mem::take(&mut self.name)) };
+    }
+
     /// It has told this.
     pub(super) fn hear(&mut self, event: &Event) {
         self.is_over = matches!(event, Event::Done { .. });
@@ -129,22 +147,28 @@ impl Run {
                 step, loss, samples, world_size, lr, grad_norm, ms, input_ms, comm_ms, ..
             } => {
                 self.world_size = world_size;
+                if self.last.is_some_and(|last| step <= last.step) {
+                    self.go_back_to(step);
+                }
                 let made = Step { step, loss, lr, ms, input_ms, comm_ms, grad_norm, world_size, samples };
                 self.last = Some(made);
-                if step.is_multiple_of(self.stride) {
+                if self.heard.is_multiple_of(self.stride) {
                     self.made.push(made);
                 }
+                self.heard += 1;
                 if self.made.len() > MOST_STEPS {
                     self.stride *= 2;
-                    let stride = self.stride;
-                    self.made.retain(|made| made.step.is_multiple_of(stride));
+                    halve(&mut self.made);
                 }
             }
             &Event::Epoch { epoch, samples_per_s, test_loss, test_accuracy, .. } => {
                 // Not each step is told of.
-                let end = (self.steps_per_epoch * (epoch + 1)).min(self.steps);
+                let end = self.steps_per_epoch.saturating_mul(epoch.saturating_add(1)).min(self.steps);
                 let step = self.steps_made().max(end);
                 self.epochs.push(Epoch { epoch, step, samples_per_s, test_loss, test_accuracy });
+                if self.epochs.len() > MOST_STEPS {
+                    halve(&mut self.epochs);
+                }
             }
             Event::Members { step, world_size, generation, .. } => {
                 (self.world_size, self.memberships) = (*world_size, *generation);
@@ -152,16 +176,21 @@ impl Run {
                 self.mark(*step, format!("goes on with {world_size} worker{plural}"));
             }
             Event::Resume { step, .. } => {
-                // What was told of later steps is void.
-                self.made.retain(|made| made.step < *step);
-                self.epochs.retain(|epoch| epoch.step <= *step);
-                self.last = self.made.last().copied();
+                self.go_back_to(*step);
                 self.mark(*step, "goes on from a checkpoint".to_owned());
             }
             Event::Checkpoint { .. } => self.checkpoints += 1,
             Event::Note { message } => self.mark(self.steps_made(), message.clone()),
             Event::Done { .. } => {}
         }
+    }
+
+    /// What was told of this step and later ones is void.
+    fn go_back_to(&mut self, step: u64) {
+        self.made.retain(|made| made.step < step);
+        self.epochs.retain(|epoch| epoch.step <= step);
+        self.last = self.made.last().copied();
+        self.beginnings += 1;
     }
 
     fn mark(&mut self, step: u64, what: String) {
@@ -175,14 +204,14 @@ impl Run {
     pub(super) fn clock(&self) -> impl Iterator<Item = f64> {
         let mut before = None;
         self.made.iter().scan(0.0, move |clock, made| {
-            let steps = before.replace(made.step).map_or(1, |before| made.step - before);
+            let steps = before.replace(made.step).map_or(1, |before| made.step.saturating_sub(before));
             *clock += made.ms / 1e3 * steps as f64;
             Some(*clock)
         })
     }
 
     pub(super) fn steps_made(&self) -> u64 {
-        self.last.map_or(0, |last| last.step + 1)
+        self.last.map_or(0, |last| last.step.saturating_add(1))
     }
 
     pub(super) fn summary(&self) -> Summary {
@@ -217,7 +246,7 @@ impl Run {
     fn samples_per_s(&self) -> Option<f64> {
         let of_step = || {
             let [.., before, last] = self.made[..] else { return None };
-            let steps = (last.step - before.step).max(1) as f64;
+            let steps = last.step.saturating_sub(before.step).max(1) as f64;
             let samples = last.samples.saturating_sub(before.samples) as f64 / steps;
             (last.ms > 0.0).then_some(1e3 * samples / last.ms)
         };
@@ -249,12 +278,18 @@ pub(super) mod tests {
     #[test]
     fn a_run_of_any_length_is_kept_in_bounds_with_its_first_and_last_step() {
         let mut run = Run::new("long".into());
-        (0..100_000).for_each(|i| run.hear(&step(i, 1.0 / (i + 1) as f64)));
+        // Each tenth is told of.
+        (0..100_000).for_each(|i| run.hear(&step(10 * i, 1.0 / (i + 1) as f64)));
         assert!((MOST_STEPS / 2..=MOST_STEPS).contains(&run.made.len()), "{}", run.made.len());
-        assert_eq!((run.made[0].step, run.steps_made()), (0, 100_000));
+        assert_eq!((run.made[0].step, run.steps_made()), (0, 999_991));
         let gaps: Vec<u64> = run.made.windows(2).map(|two| two[1].step - two[0].step).collect();
         assert!(gaps.iter().all(|&gap| gap == gaps[0]), "{gaps:?}");
         assert_eq!(run.summary().samples_per_s, Some(2000.0));
+        // Nonsense ends nothing.
+        run.hear(&step(u64::MAX / 16, f64::NAN));
+        run.hear(&step(3, 1.0));
+        assert_eq!((run.steps_made(), run.beginnings), (4, 1));
+        assert!(run.clock().all(f64::is_finite));
     }
 
     #[test]

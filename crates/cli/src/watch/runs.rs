@@ -31,15 +31,20 @@ impl Runs {
                 .read
                 .entry(name.clone())
                 .or_insert_with(|| (Run::new(name.clone()), Tail::new(path.join(EVENTS), 0)));
-            let mut look = tail.look();
-            if look.was_cut {
-                // A run that goes on from a checkpoint cuts what it will tell again: all is read anew.
-                *run = Run::new(name);
-                *tail = Tail::new(path.join(EVENTS), 0);
-                look = tail.look();
+            loop {
+                let look = tail.look();
+                if look.was_cut {
+                    // A run that goes on from a checkpoint cuts what it will tell again: all is read anew.
+                    run.begin_anew();
+                    *tail = Tail::new(path.join(EVENTS), 0);
+                    continue;
+                }
+                let events = look.lines.iter().filter_map(|line| serde_json::from_slice::<Event>(line).ok());
+                events.for_each(|event| run.hear(&event));
+                if !look.has_more {
+                    break;
+                }
             }
-            let events = look.lines.iter().filter_map(|line| serde_json::from_slice::<Event>(line).ok());
-            events.for_each(|event| run.hear(&event));
             run.written = fs::metadata(path.join(EVENTS)).and_then(|file| file.modified()).ok();
         }
     }

@@ -18,6 +18,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use phalanx_cuda::Driver;
@@ -32,10 +33,10 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 /// So many connections are answered at once; others wait.
-const MOST_CONNECTIONS: usize = 64;
-/// How long a connection may take for what it asks, and how long it may last.
-const HEADERS: Duration = Duration::from_secs(10);
-const CONNECTION: Duration = Duration::from_secs(300);
+const MOST_CONNECTIONS: usize = 256;
+/// How long a connection may take for what it asks, and how long it may last: it is for one request.
+const HEADERS: Duration = Duration::from_secs(5);
+const CONNECTION: Duration = Duration::from_secs(20);
 /// Bytes of what is asked.
 const MOST_BYTES: usize = 16 << 10;
 /// Points of a curve that a page is given: more than it has pixels.
@@ -106,11 +107,17 @@ impl Server {
             };
             let service = TowerToHyperService::new(app.clone());
             tokio::spawn(async move {
-                let mut http =
-                    hyper_util::server::conn::auto::Builder::new(hyper_util::rt::TokioExecutor::new());
-                http.http1().timer(TokioTimer::new()).header_read_timeout(HEADERS).max_buf_size(MOST_BYTES);
+                let mut http = http1::Builder::new();
+                http.timer(TokioTimer::new()).header_read_timeout(HEADERS).max_buf_size(MOST_BYTES);
+                let answered = async {
+                    // Before that no clock of the library's runs.
+                    if timeout(HEADERS, stream.readable()).await.is_err() {
+                        return Ok(());
+                    }
+                    http.keep_alive(false).serve_connection(TokioIo::new(stream), service).await
+                };
                 // One that breaks off has lost interest.
-                let _ = timeout(CONNECTION, http.serve_connection(TokioIo::new(stream), service)).await;
+                let _ = timeout(CONNECTION, answered).await;
                 drop(permit);
             });
         }

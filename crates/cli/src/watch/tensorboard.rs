@@ -1,15 +1,15 @@
 //! Files for TensorBoard: an `events.out.tfevents` for each run, in a folder of its name.
 //!
 //! Such a file is a row of records: 8 bytes of length, their checksum, the bytes, their checksum; each checksum is a CRC-32C, turned and
-//! shifted (TensorFlow's `core/lib/io/record_writer.h`). A record is an `Event` of `core/util/event.proto`, of which five fields are
+//! shifted (TensorFlow's `core/lib/io/record_writer.h`). A record is an `Event` of `core/util/event.proto`, of which some fields are
 //! written here; protocol buffers of so few need no compiler.
 
 use super::run::{Epoch, Run, Step};
 use super::runs::Runs;
 use anyhow::{Context, Result};
 use std::collections::HashMap;
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs::{self, OpenOptions};
+use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -21,10 +21,13 @@ pub(super) struct Boards {
 
 /// That of one, as far as it is written.
 struct Board {
-    file: File,
-    /// The last step and the number of epochs.
+    path: PathBuf,
+    /// So many of its bytes are whole records.
+    length: u64,
+    /// The last step and the number of epochs, and of which beginning of the run.
     step: Option<u64>,
     epochs: usize,
+    beginnings: u64,
     /// When the run began, in seconds since 1970, as nearly as can be told: runs say how long things took, and not when they were.
     start: f64,
 }
@@ -35,23 +38,20 @@ impl Boards {
         Ok(Boards { folder, written: HashMap::new() })
     }
 
-    /// Writes what is new of each run.
+    /// Writes what is new of each run. One that can't be written keeps no other from it; the first error is given.
     pub(super) fn write(&mut self, runs: &Runs) -> Result<()> {
+        let mut all = Ok(());
         for run in runs.all() {
             let folder = self.folder.join(&run.name);
             let written = self.write_one(run, &folder);
-            written.with_context(|| format!("{} can't be written", folder.display()))?;
+            all = all.and(written.with_context(|| format!("{} can't be written", folder.display())));
         }
-        Ok(())
+        all
     }
 
     fn write_one(&mut self, run: &Run, folder: &Path) -> Result<()> {
         let board = self.written.get(&run.name);
-        // What was written of steps that are made again is written anew, without them.
-        let is_void = board.is_some_and(|board| {
-            board.step.is_some_and(|step| step >= run.steps_made()) || board.epochs > run.epochs.len()
-        });
-        if board.is_none() || is_void {
+        if board.is_none_or(|board| board.beginnings != run.beginnings || !board.path.exists()) {
             self.written.insert(run.name.clone(), Board::create(folder, run)?);
         }
         let board = self.written.get_mut(&run.name).expect("it was made just now");
@@ -59,19 +59,42 @@ impl Boards {
     }
 }
 
+/// What the names of our files begin and end with. TensorBoard takes a file for one of its own by the word in the midst, and reads files in
+/// the order of their names, which have the time between.
+const BEGIN: &str = "events.out.tfevents.";
+const END: &str = ".phalanx";
+/// So many files of a run there are at most.
+const KEPT: usize = 2;
+/// That a program begins, of `SessionLog`: what was written before of this step and later ones is void.
+const STARTED: u64 = 1;
+
 impl Board {
-    /// A new file in the place of the one before.
+    /// A new file, which says that those before are void.
     fn create(folder: &Path, run: &Run) -> Result<Board> {
         fs::create_dir_all(folder)?;
+        let since_1970 = |time: SystemTime| time.duration_since(UNIX_EPOCH).unwrap_or_default();
         // The end of what is told, less all that it took.
-        let took = run.clock().last().unwrap_or(0.0);
-        let now = run.written.unwrap_or_else(SystemTime::now).duration_since(UNIX_EPOCH)?.as_secs_f64();
-        let (path, new) = (folder.join(FILE), folder.join(format!("{FILE}.new")));
-        let mut file = File::create(&new)?;
-        let start = now - took;
-        file.write_all(&record(&event(start, None, &Field::Bytes(3, b"brain.Event:2".to_vec()))))?;
-        fs::rename(&new, &path)?;
-        Ok(Board { file, step: None, epochs: 0, start })
+        let now = SystemTime::now();
+        let told = since_1970(run.written.unwrap_or(now)).as_secs_f64();
+        let start = told - run.clock().last().unwrap_or(0.0);
+        let path = folder.join(format!("{BEGIN}{:020}{END}", since_1970(now).as_nanos()));
+        let mut bytes = record(&event(start, None, &Field::Bytes(3, b"brain.Event:2".to_vec())));
+        let started = Field::Bytes(7, message(&[Field::Integer(1, STARTED)]));
+        bytes.extend(record(&event(start, Some(0), &started)));
+        fs::write(&path, &bytes)?;
+        // One that is being read can't go, or its reader finds no way to this one.
+        let is_ours = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            name.starts_with(BEGIN) && name.ends_with(END)
+        };
+        let mut ours: Vec<PathBuf> = fs::read_dir(folder)?.flatten().map(|entry| entry.path()).collect();
+        ours.retain(is_ours);
+        ours.sort();
+        for old in ours.iter().rev().skip(KEPT) {
+            fs::remove_file(old)?;
+        }
+        let (length, beginnings) = (bytes.len() as u64, run.beginnings);
+        Ok(Board { path, length, step: None, epochs: 0, beginnings, start })
     }
 
     fn write(&mut self, run: &Run) -> Result<()> {
@@ -85,15 +108,20 @@ impl Board {
         for epoch in &run.epochs[self.epochs.min(run.epochs.len())..] {
             bytes.extend(record(&event(clock, Some(epoch.step), &summary(&of_epoch(epoch)))));
         }
-        self.file.write_all(&bytes)?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let mut file = OpenOptions::new().write(true).open(&self.path)?;
+        // Of a record that the disk had no room for a part may be there.
+        file.set_len(self.length)?;
+        file.seek(SeekFrom::End(0))?;
+        file.write_all(&bytes)?;
+        self.length += bytes.len() as u64;
         self.step = run.made.last().map(|made| made.step).max(self.step);
         self.epochs = run.epochs.len();
         Ok(())
     }
 }
-
-/// TensorBoard takes a file for one of its own by the word in the midst.
-const FILE: &str = "events.out.tfevents.1.phalanx";
 
 fn of_step(made: &Step) -> Vec<(&'static str, f64)> {
     let mut tags = vec![
@@ -221,19 +249,29 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut run = Run::new("a".into());
         let mut boards = Boards::open(folder.path().to_owned()).unwrap();
-        let path = folder.path().join("a").join(FILE);
         let mut length = |run: &Run| {
             boards.write_one(run, &folder.path().join("a")).unwrap();
-            fs::metadata(&path).unwrap().len()
+            let files: Vec<_> = fs::read_dir(folder.path().join("a")).unwrap().collect();
+            let newest = files.into_iter().map(Result::unwrap).max_by_key(|file| file.file_name()).unwrap();
+            newest.metadata().unwrap().len()
         };
         let empty = length(&run);
         run.hear(&step(0, 1.0));
         let one = length(&run);
         run.hear(&step(1, 1.0));
         let two = length(&run);
-        assert!(empty < one && two - one == one - empty, "{empty}, {one}, {two}");
+        assert!(empty < one && one < two, "{empty}, {one}, {two}");
         assert_eq!(length(&run), two);
         run.hear(&phalanx::Event::Resume { step: 1, epoch: 0, path: String::new() });
+        assert_eq!(length(&run), one);
+        (0..5).for_each(|_| {
+            run.begin_anew();
+            assert_eq!(length(&run), empty);
+        });
+        assert_eq!(fs::read_dir(folder.path().join("a")).unwrap().count(), KEPT);
+        run.hear(&step(0, 1.0));
+        // Whoever deletes them has them written again.
+        fs::remove_dir_all(folder.path().join("a")).unwrap();
         assert_eq!(length(&run), one);
     }
 }
