@@ -28,7 +28,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use subtle::ConstantTimeEq;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
@@ -54,39 +55,52 @@ struct Shared {
     cookie: String,
 }
 
-/// A server that listens.
+/// A server that listens, and heeds signals from then on.
 pub(super) struct Server {
-    listener: std::net::TcpListener,
+    runtime: Runtime,
+    answering: Answering,
+}
+
+struct Answering {
+    listener: TcpListener,
     address: SocketAddr,
+    interrupt: Signal,
+    terminate: Signal,
     shared: Arc<Shared>,
 }
 
 impl Server {
     pub(super) fn listen(at: SocketAddr, token: String, runs: Arc<Mutex<Runs>>) -> Result<Server> {
-        let listener = std::net::TcpListener::bind(at).map_err(|error| {
-            anyhow!("--listen {at}: {error}\nhint: --listen 127.0.0.1:0 takes any port that is free")
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.context("the server's thread")?;
+        let answering = runtime.block_on(async {
+            let listener = TcpListener::bind(at).await.map_err(|error| {
+                anyhow!("--listen {at}: {error}\nhint: --listen 127.0.0.1:0 takes any port that is free")
+            })?;
+            let address = listener.local_addr()?;
+            let [interrupt, terminate] = [SignalKind::interrupt(), SignalKind::terminate()].map(signal);
+            let cookie = format!("phalanx-watch-{}", address.port());
+            let shared = Arc::new(Shared { runs, token, cookie });
+            let (interrupt, terminate) = (interrupt?, terminate?);
+            anyhow::Ok(Answering { listener, address, interrupt, terminate, shared })
         })?;
-        listener.set_nonblocking(true)?;
-        let address = listener.local_addr()?;
-        let cookie = format!("phalanx-watch-{}", address.port());
-        Ok(Server { listener, address, shared: Arc::new(Shared { runs, token, cookie }) })
+        Ok(Server { runtime, answering })
     }
 
     pub(super) fn address(&self) -> SocketAddr {
-        self.address
+        self.answering.address
     }
 
     /// Answers until a signal ends it; the exit code is that of the signal.
     pub(super) fn serve(self) -> Result<u8> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        runtime.context("the server's thread")?.block_on(self.answer())
+        self.runtime.block_on(self.answering.answer())
     }
+}
 
+impl Answering {
     async fn answer(self) -> Result<u8> {
-        let listener = TcpListener::from_std(self.listener)?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut terminate = signal(SignalKind::terminate())?;
-        let app = app(self.shared);
+        let Answering { listener, mut interrupt, mut terminate, shared, .. } = self;
+        let app = app(shared);
         let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
         loop {
             let next = async {
