@@ -7,7 +7,7 @@ mod tell;
 mod time;
 mod ways;
 
-use crate::args::{self, PlanArgs, WrongUsage};
+use crate::args::{self, PlanArgs, TrainArgs, WrongUsage};
 use crate::bar::FetchBar;
 use crate::meminfo::Meminfo;
 use crate::top::gpus::gib;
@@ -45,31 +45,8 @@ const MOST_WORKERS: usize = 512;
 
 pub(crate) fn plan(args: &PlanArgs) -> Result<u8> {
     let mut training = args::parse_train(&args.work)?;
+    refuse_what_makes_no_plan(args, &training)?;
     let gpu = args.gpu.map(|kind| AbsentGpu { memory: args.memory.unwrap_or(kind.memory), ..kind });
-    if let (None, Some(memory)) = (gpu, args.memory) {
-        let text = format!("--memory {memory}: is that of a GPU\nhint: --gpu says which");
-        return Err(WrongUsage(text).into());
-    }
-    if let Some(asked) = training.device.filter(|device| gpu.is_some() == (*device == DeviceSpec::Cpu)) {
-        let hint = if gpu.is_some() { "leave --device out" } else { "--gpu h100, say, plans for those" };
-        return Err(WrongUsage(format!("--device {asked}: is told by --gpu here\nhint: {hint}")).into());
-    }
-    let asks_for_a_run = [
-        ("--resume", training.resume),
-        ("--init", training.init.is_some()),
-        ("--out", training.out.is_some()),
-        ("--debug-sync", training.debug_sync),
-        ("--time-limit", training.time_limit.is_some()),
-    ];
-    if let Some((flag, _)) = asks_for_a_run.into_iter().find(|(_, asked)| *asked) {
-        return Err(
-            WrongUsage(format!("{flag}: is for a run, and a plan makes none\nhint: leave it out")).into()
-        );
-    }
-    if args.link.is_some() && (gpu.is_none() || args.step_ms.is_none()) {
-        let text = "--link: says nothing without a step's time\nhint: --gpu KIND and --step-ms MS beside it";
-        return Err(WrongUsage(text.into()).into());
-    }
     training.device = gpu.map(|_| DeviceSpec::Cuda(None));
     let workers = workers(args, training.nproc_per_node.as_deref())?;
     let wrong = |error: Error| WrongUsage(error.to_string());
@@ -77,7 +54,7 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<u8> {
     recipe.check_workers(workers).map_err(|error| WrongUsage(error.to_string()))?;
     let places = Places::from_env(training.data.clone());
     let data = open(&recipe.data.name, recipe.view(), &places, &mut FetchBar::new())?;
-    let _quiet = Quiet::begin();
+    silence_workers();
     let stage = gpu.map_or(Stage::Cpu, Stage::Gpus);
     let mut tried = Vec::new();
     let (ways, mut skipped) = ways(&recipe, workers, gpu.is_some());
@@ -116,35 +93,47 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<u8> {
     Ok(u8::from(asked.lacks.is_some()))
 }
 
+/// Flags that mean nothing here, or nothing beside each other.
+fn refuse_what_makes_no_plan(args: &PlanArgs, training: &TrainArgs) -> Result<(), WrongUsage> {
+    if let (None, Some(memory)) = (args.gpu, args.memory) {
+        let text = format!("--memory {memory}: is that of a GPU\nhint: --gpu says which");
+        return Err(WrongUsage(text));
+    }
+    if let Some(asked) = training.device.filter(|device| args.gpu.is_some() == (*device == DeviceSpec::Cpu)) {
+        let hint = if args.gpu.is_some() { "leave --device out" } else { "--gpu h100, say, plans for those" };
+        return Err(WrongUsage(format!("--device {asked}: is told by --gpu here\nhint: {hint}")));
+    }
+    let asks_for_a_run = [
+        ("--resume", training.resume),
+        ("--init", training.init.is_some()),
+        ("--out", training.out.is_some()),
+        ("--debug-sync", training.debug_sync),
+        ("--time-limit", training.time_limit.is_some()),
+    ];
+    if let Some((flag, _)) = asks_for_a_run.into_iter().find(|(_, asked)| *asked) {
+        return Err(WrongUsage(format!("{flag}: is for a run, and a plan makes none\nhint: leave it out")));
+    }
+    if args.link.is_some() && (args.gpu.is_none() || args.step_ms.is_none()) {
+        let text = "--link: says nothing without a step's time\nhint: --gpu KIND and --step-ms MS beside it";
+        return Err(WrongUsage(text.into()));
+    }
+    Ok(())
+}
+
 /// Whether a GPU has too little memory.
 fn is_lack(error: &Error) -> bool {
     matches!(error, Error::OutOfMemory(_) | Error::Gpu(phalanx::tensor::Error::OutOfMemory { .. }))
 }
 
-/// Has panics of workers say nothing for as long as this is there: a way that doesn't fit says so by one, as the run would, which is told in
-/// its place.
-struct Quiet;
-
-impl Quiet {
-    fn begin() -> Quiet {
-        let before = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |info| {
-            let is_worker = std::thread::current().name().is_some_and(|name| name.starts_with("rank-"));
-            if !is_worker {
-                before(info);
-            }
-        }));
-        Quiet
-    }
-}
-
-impl Drop for Quiet {
-    fn drop(&mut self) {
-        // A thread that panics may not touch the hook.
-        if !std::thread::panicking() {
-            drop(std::panic::take_hook());
+/// Has panics of workers say nothing from now on: a way that doesn't fit says so by one, as the run would, which is told in its place.
+fn silence_workers() {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        let is_worker = std::thread::current().name().is_some_and(|name| name.starts_with("rank-"));
+        if !is_worker {
+            before(info);
         }
-    }
+    }));
 }
 
 /// How many workers there are to be.

@@ -8,6 +8,7 @@ use crate::say::{print, say};
 use phalanx::tensor::AbsentGpu;
 use phalanx::{Held, Recipe};
 use serde_json::{Map, Value, json};
+use std::path::PathBuf;
 
 /// What a plan is about.
 pub(super) struct Told<'a> {
@@ -121,7 +122,7 @@ impl Told<'_> {
         print(format_args!(
             "a checkpoint: {}, of which {} are kept",
             amount(self.checkpoint(asked)),
-            train.keep.unwrap_or(2)
+            self.recipe.checkpoint(PathBuf::new()).keep
         ));
         self.time_in_words(asked);
         if let Some(lacks) = &asked.lacks {
@@ -142,8 +143,10 @@ impl Told<'_> {
         for tried in tried {
             let held = fullest(tried);
             let bytes = columns(held).into_iter().chain([held.bytes()]);
-            let cells = bytes.chain([tried.needs.sent.unwrap_or(0)]);
-            let cells = cells.map(|bytes| format!("{:>11}", some(bytes))).collect::<String>();
+            // What goes by way of hosts nobody counts.
+            let sent = tried.needs.sent.map_or("?".to_owned(), some);
+            let cells = bytes.map(some).chain([sent]);
+            let cells = cells.map(|text| format!("{text:>11}")).collect::<String>();
             let mark = if tried.way.asked { ">" } else { " " };
             let fits = match (tried.largest, &tried.lacks) {
                 (None, _) => String::new(),
