@@ -11,6 +11,9 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+/// What the file is called.
+pub(crate) const EVENTS: &str = "events.jsonl";
+
 /// The file.
 pub(crate) struct EventsFile {
     file: File,

@@ -1,6 +1,6 @@
 //! The folder `runs`, where a run is kept that wasn't told where.
 
-use crate::events;
+use crate::events::{self, EVENTS};
 use phalanx::Recipe;
 use phalanx::checkpoint::{Manifest, checkpoints};
 use std::fs;
@@ -21,7 +21,7 @@ pub(crate) fn has_checkpoint(run_dir: &Path) -> bool {
 
 /// Whether the run that was in a folder last has told its end.
 pub(crate) fn is_over(run_dir: &Path) -> bool {
-    events::is_over(&run_dir.join("events.jsonl"))
+    events::is_over(&run_dir.join(EVENTS))
 }
 
 /// Where a run with this id is kept.

@@ -90,7 +90,6 @@ impl Bytes {
 pub(crate) struct Account {
     /// Taken from the system, or of a GPU, and not given back yet. All buffers are counted as [`Purpose::Pass`].
     held: Bytes,
-    most_held: AtomicUsize,
     /// Of buffers in use.
     live: Bytes,
     most_live: AtomicUsize,
@@ -107,12 +106,6 @@ impl Account {
     /// So many bytes are taken.
     pub(crate) fn take(&self, purpose: Purpose, bytes: usize) {
         self.held.add(purpose, bytes);
-        self.most_held.fetch_max(self.held.all(), Ordering::Relaxed);
-    }
-
-    /// The most that was ever taken and not given back.
-    pub(crate) fn most_held(&self) -> usize {
-        self.most_held.load(Ordering::Relaxed)
     }
 
     /// They are given back.

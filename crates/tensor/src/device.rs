@@ -285,11 +285,6 @@ impl Device {
         self.0.account.holdings(self.beside_account(workspace))
     }
 
-    /// The most that tensors, arenas and caches ever had of its memory at a time.
-    pub fn most_held_bytes(&self) -> usize {
-        self.0.account.most_held()
-    }
-
     /// What was told when there was no memory left for something, if that has happened: the same would come of it again.
     pub fn lacked(&self) -> Option<&OutOfMemory> {
         self.0.lacked.get()

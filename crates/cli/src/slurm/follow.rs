@@ -5,7 +5,7 @@
 
 use crate::args::WrongUsage;
 use crate::bar::TrainBar;
-use crate::events::Tail;
+use crate::events::{EVENTS, Tail};
 use crate::say::{print, say};
 use anyhow::{Result, bail};
 use nix::sys::signal::Signal;
@@ -21,8 +21,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// What a run tells.
-const EVENTS: &str = "events.jsonl";
 /// How often the controller is asked.
 const ASK: Duration = Duration::from_secs(2);
 const ASK_LATER: Duration = Duration::from_secs(5);
@@ -300,20 +298,18 @@ impl RunFile {
 
     /// Shows what is new.
     fn show(&mut self, as_json: bool) {
-        let mut lines = Vec::new();
         loop {
             let look = self.tail.look();
-            lines.extend(look.lines);
+            for line in look.lines {
+                if let Ok(event) = serde_json::from_slice::<Event>(&line) {
+                    match as_json {
+                        true => print(String::from_utf8_lossy(&line).trim_end()),
+                        false => self.shown.event(&event),
+                    }
+                }
+            }
             if !look.has_more {
                 break;
-            }
-        }
-        for line in lines {
-            if let Ok(event) = serde_json::from_slice::<Event>(&line) {
-                match as_json {
-                    true => print(String::from_utf8_lossy(&line).trim_end()),
-                    false => self.shown.event(&event),
-                }
             }
         }
     }

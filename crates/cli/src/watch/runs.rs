@@ -1,13 +1,12 @@
 //! The runs of a folder, as far as they were read.
 
 use super::run::Run;
-use crate::events::Tail;
+use crate::events::{EVENTS, Tail};
 use phalanx::Event;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const EVENTS: &str = "events.jsonl";
 /// More are no folder of runs.
 const MOST_RUNS: usize = 2000;
 

@@ -98,8 +98,11 @@ impl Board {
     }
 
     fn write(&mut self, run: &Run) -> Result<()> {
-        let mut bytes = Vec::new();
         let new = run.made.partition_point(|made| Some(made.step) <= self.step);
+        if new == run.made.len() && self.epochs >= run.epochs.len() {
+            return Ok(());
+        }
+        let mut bytes = Vec::new();
         let at = |clock: Option<f64>| self.start + clock.unwrap_or(0.0);
         for (made, clock) in run.made.iter().zip(run.clock()).skip(new) {
             bytes.extend(record(&event(at(Some(clock)), Some(made.step), &summary(&of_step(made)))));
@@ -107,9 +110,6 @@ impl Board {
         let clock = at(run.clock().last());
         for epoch in &run.epochs[self.epochs.min(run.epochs.len())..] {
             bytes.extend(record(&event(clock, Some(epoch.step), &summary(&of_epoch(epoch)))));
-        }
-        if bytes.is_empty() {
-            return Ok(());
         }
         let mut file = OpenOptions::new().write(true).open(&self.path)?;
         // Of a record that the disk had no room for a part may be there.
