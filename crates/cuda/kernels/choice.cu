@@ -45,13 +45,29 @@ extern "C" __global__ void choose_integers(const float *mask, const i64 *yes, co
 }
 
 // Of `x` (outer, size, inner) the elements along the middle that `index` (outer, taken, inner) says. A number that is no place there
-// gives NaN, sets `bad` to 1 and takes no part in the gradient.
-extern "C" __global__ void gather(const T *x, const i64 *index, T *out, int *bad, i64 outer, i64 size, i64 taken, i64 inner) {
+// gives `none`, sets `bad` to 1 and takes no part in the gradient.
+template <class E>
+__device__ void gather_of(const E *x, const i64 *index, E *out, int *bad, i64 outer, i64 size, i64 taken, i64 inner, E none) {
     for (i64 i = first_element(); i < outer * taken * inner; i += all_threads()) {
         const i64 at = index[i], row = i / inner / taken;
         const bool is_there = at >= 0 && at < size;
         if (!is_there) *bad = 1;
-        out[i] = is_there ? x[(row * size + at) * inner + i % inner] : stored(NAN_F);
+        out[i] = is_there ? x[(row * size + at) * inner + i % inner] : none;
+    }
+}
+
+extern "C" __global__ void gather(const T *x, const i64 *index, T *out, int *bad, i64 outer, i64 size, i64 taken, i64 inner) {
+    gather_of(x, index, out, bad, outer, size, taken, inner, stored(NAN_F));
+}
+
+extern "C" __global__ void gather_integers(const i64 *x, const i64 *index, i64 *out, int *bad, i64 outer, i64 size, i64 taken, i64 inner) {
+    gather_of(x, index, out, bad, outer, size, taken, inner, (i64)0);
+}
+
+// Sets `bad` to 1 if one of n numbers is no place among `size`.
+extern "C" __global__ void check_places(const i64 *index, int *bad, i64 n, i64 size) {
+    for (i64 i = first_element(); i < n; i += all_threads()) {
+        if (index[i] < 0 || index[i] >= size) *bad = 1;
     }
 }
 

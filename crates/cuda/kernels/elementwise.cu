@@ -21,6 +21,11 @@ __device__ inline float gelu_tanh_slope(float x) {
     return share + x * share * (1.0f - share) * (0.21406444882083f * x * x + 1.59576912160573f);
 }
 
+__device__ inline float silu_slope(float x) {
+    const float share = 1.0f / (1.0f + expf(-x));
+    return share * (1.0f + x * (1.0f - share));
+}
+
 // `kept` is null where the gradient is a function of neither the input nor the output.
 template <class F> __device__ void map_gradient(const T *kept, const T *grad, T *out, i64 n, F f) {
     by_grid(are_even(kept, grad, out), n, [=](auto few, i64 i) {
@@ -48,6 +53,10 @@ FUNCTION(sigmoid, 1.0f / (1.0f + expf(-x)), g *kept *(1.0f - kept))
 FUNCTION(relu, x > 0.0f || is_nan(x) ? x : 0.0f, where_relu_passed(g, kept))
 FUNCTION(gelu, x *normal_cdf(x), g *gelu_slope(kept))
 FUNCTION(gelu_tanh, x *gelu_tanh_share(x), g *gelu_tanh_slope(kept))
+FUNCTION(silu, x / (1.0f + expf(-x)), g *silu_slope(kept))
+FUNCTION(softplus, (x > 0.0f ? x : 0.0f) + log1pf(expf(-fabsf(x))), g / (1.0f + expf(-kept)))
+FUNCTION(leaky_relu, x > 0.0f ? x : a * x, kept > 0.0f ? g : g * a)
+FUNCTION(elu, x > 0.0f ? x : a * expm1f(x), kept > 0.0f ? g : g * a * expf(kept))
 FUNCTION(sine, sinf(x), g *cosf(kept))
 FUNCTION(cosine, cosf(x), -g *sinf(kept))
 FUNCTION(absolute, fabsf(x), kept > 0.0f ? g : kept < 0.0f ? -g : 0.0f)
@@ -103,6 +112,46 @@ ARITHMETIC(product, x *y)
 ARITHMETIC(quotient, x / y)
 ARITHMETIC(maximum, larger(x, y))
 ARITHMETIC(minimum, -larger(-x, -y))
+
+// As the engine numbers them. Whole numbers wrap around, which those with a sign may not in C++.
+const i64 SUM = 0, DIFFERENCE = 1, PRODUCT = 2, MAXIMUM = 4, MINIMUM = 5, FLOOR_DIV = 6;
+const i64 AFFINE = 0, CLAMP = 1, ABSOLUTE = 2;
+
+// The quotient, rounded down; 0 where there is none.
+__device__ inline i64 floor_div(i64 x, i64 y) {
+    if (y == 0) return 0;
+    if (y == -1) return (i64)(0 - (u64)x);
+    return x / y - (x % y != 0 && (x < 0) != (y < 0) ? 1 : 0);
+}
+
+__device__ inline i64 of_two_integers(i64 x, i64 y, i64 f) {
+    if (f == SUM) return (i64)((u64)x + (u64)y);
+    if (f == DIFFERENCE) return (i64)((u64)x - (u64)y);
+    if (f == PRODUCT) return (i64)((u64)x * (u64)y);
+    if (f == MAXIMUM) return x > y ? x : y;
+    if (f == MINIMUM) return x < y ? x : y;
+    const i64 quotient = floor_div(x, y);
+    return f == FLOOR_DIV ? quotient : y == 0 ? 0 : (i64)((u64)x - (u64)quotient * (u64)y);
+}
+
+extern "C" __global__ void arithmetic_of_integers(const i64 *left, const i64 *right, i64 *out, Walk<2> walk, i64 n, i64 f) {
+    for (i64 i = first_element(); i < n; i += all_threads()) {
+        i64 at[2];
+        places(walk, i, at);
+        out[i] = of_two_integers(left[at[0]], right[at[1]], f);
+    }
+}
+
+// `a x + b`, or x between a and b, or |x|, or x^2.
+extern "C" __global__ void function_of_integers(const i64 *in, i64 *out, i64 n, i64 f, i64 a, i64 b) {
+    for (i64 i = first_element(); i < n; i += all_threads()) {
+        const i64 x = in[i];
+        if (f == AFFINE) out[i] = (i64)((u64)x * (u64)a + (u64)b);
+        else if (f == CLAMP) out[i] = x < a ? a : x > b ? b : x;
+        else if (f == ABSOLUTE) out[i] = x < 0 ? (i64)(0 - (u64)x) : x;
+        else out[i] = (i64)((u64)x * (u64)x);
+    }
+}
 
 // `out = grad` where `mine` beats `other` or either is NaN, half of it at a tie, else 0. `sign` is 1 for a maximum, -1 for a
 // minimum. All may be any views but `out`, which is row-major.

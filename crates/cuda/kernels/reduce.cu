@@ -65,6 +65,55 @@ extern "C" __global__ void sum_columns(const T *x, float *parts, i64 rows, i64 w
                     [=](i64 p, i64 column, const Found<1> &sums) { parts[column * pieces + p] = sums.of[0]; });
 }
 
+// Whole numbers, which wrap around: a block an output.
+extern "C" __global__ void sum_integers(const i64 *x, i64 *out, Walk<1> outputs, Walk<1> terms, i64 n_outputs, i64 n_terms) {
+    __shared__ u64 room[MAX_WARPS];
+    for (i64 o = blockIdx.x; o < n_outputs; o += gridDim.x) {
+        const i64 *from = x + place(outputs, o);
+        u64 sum = 0;
+        for (i64 i = threadIdx.x; i < n_terms; i += blockDim.x) sum += (u64)from[place(terms, i)];
+        sum = sum_of_block(sum, room);
+        if (threadIdx.x == 0) out[o] = (i64)sum;
+    }
+}
+
+// The running sums along the middle of `x` (outer, size, inner), from its end if `backwards`: a thread a line.
+extern "C" __global__ void running_sums(const T *x, T *out, i64 outer, i64 size, i64 inner, i64 backwards) {
+    for (i64 line = first_element(); line < outer * inner; line += all_threads()) {
+        const i64 first = line / inner * size * inner + line % inner;
+        double sum = 0.0;
+        for (i64 i = 0; i < size; i++) {
+            const i64 at = first + (backwards ? size - 1 - i : i) * inner;
+            sum += wide(x[at]);
+            out[at] = stored((float)sum);
+        }
+    }
+}
+
+// The same of rows: a block each, which adds up as many neighbours as it has threads and what came before them.
+extern "C" __global__ void running_sums_of_rows(const T *x, T *out, i64 rows, i64 width, i64 backwards) {
+    __shared__ double room[MAX_WARPS * 32];
+    const i64 threads = blockDim.x, own = threadIdx.x;
+    for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+        double before = 0.0;
+        for (i64 first = 0; first < width; first += threads) {
+            const i64 i = first + own, at = row * width + (backwards ? width - 1 - i : i);
+            // Somebody may still read what was summed before.
+            __syncthreads();
+            room[own] = i < width ? wide(x[at]) : 0.0;
+            for (i64 step = 1; step < threads; step *= 2) {
+                __syncthreads();
+                const double left = own >= step ? room[own - step] : 0.0;
+                __syncthreads();
+                room[own] += left;
+            }
+            __syncthreads();
+            if (i < width) out[at] = stored((float)(before + room[own]));
+            before += room[threads - 1];
+        }
+    }
+}
+
 // A value and where it stands.
 struct Best {
     float value;

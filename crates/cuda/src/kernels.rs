@@ -172,6 +172,10 @@ const fn spread(name: &'static str) -> Kernel {
     Kernel { name, source: Source::Convert, parameters: &[R, W, SPREAD, N, N], share: Share::Rows }
 }
 
+const fn recurrent(name: &'static str, parameters: &'static [Parameter]) -> Kernel {
+    Kernel { name, source: Source::Recurrent, parameters, share: Share::Elements }
+}
+
 const fn gradients(name: &'static str, parameters: &'static [Parameter], share: Share) -> Kernel {
     Kernel { name, source: Source::Gradients, parameters, share }
 }
@@ -204,6 +208,14 @@ pub const KERNELS: &[Kernel] = &[
     elementwise("gelu_gradient", GRADIENT),
     elementwise("gelu_tanh", FUNCTION),
     elementwise("gelu_tanh_gradient", GRADIENT),
+    elementwise("silu", FUNCTION),
+    elementwise("silu_gradient", GRADIENT),
+    elementwise("softplus", FUNCTION),
+    elementwise("softplus_gradient", GRADIENT),
+    elementwise("leaky_relu", FUNCTION),
+    elementwise("leaky_relu_gradient", GRADIENT),
+    elementwise("elu", FUNCTION),
+    elementwise("elu_gradient", GRADIENT),
     elementwise("sine", FUNCTION),
     elementwise("sine_gradient", GRADIENT),
     elementwise("cosine", FUNCTION),
@@ -232,6 +244,8 @@ pub const KERNELS: &[Kernel] = &[
     elementwise("maximum_views", OF_VIEWS),
     elementwise("minimum", ARITHMETIC),
     elementwise("minimum_views", OF_VIEWS),
+    elementwise("arithmetic_of_integers", &[R, R, W, WALK2, N, N]),
+    elementwise("function_of_integers", &[R, W, N, N, N, N]),
     elementwise("winner_gradient", &[R, R, R, W, WALK3, N, F]),
     elementwise("add_assign", &[W, R, N]),
     elementwise("sum_in_float", ARITHMETIC),
@@ -240,6 +254,9 @@ pub const KERNELS: &[Kernel] = &[
     reduce("sum_pieces", &[R, W, WALK1, WALK1, N, N, N], Share::Rows),
     reduce("sum_parts", &[R, W, N, N, F], Share::Rows),
     reduce("sum_columns", &[R, W, N, N, N], Share::Columns),
+    reduce("sum_integers", &[R, W, WALK1, WALK1, N, N], Share::Rows),
+    reduce("running_sums", &[R, W, N, N, N, N], Share::Elements),
+    reduce("running_sums_of_rows", &[R, W, N, N, N], Share::Rows),
     reduce("max_by_thread", &[R, W, W, N, N, N], Share::Elements),
     reduce("max_by_block", &[R, W, W, N, N], Share::Rows),
     reduce("top_by_block", &[R, W, N, N, N], Share::Rows),
@@ -280,7 +297,9 @@ pub const KERNELS: &[Kernel] = &[
     choice("choose", &[R, R, R, W, WALK3, N]),
     choice("choose_integers", &[R, R, R, W, WALK3, N]),
     choice("gather", &[R, R, W, W, N, N, N, N]),
+    choice("gather_integers", &[R, R, W, W, N, N, N, N]),
     choice("gather_gradient", &[R, R, W, N, N, N, N]),
+    choice("check_places", &[R, W, N, N]),
     loss("one_hot", &[R, W, W, N, N, N, N], Share::Elements),
     loss("nll", &[R, R, W, W, N, N], Share::Elements),
     loss("nll_gradient", &[R, R, W, N, N, F], Share::Elements),
@@ -324,6 +343,10 @@ pub const KERNELS: &[Kernel] = &[
         &[R, R, R0, R0, R, R, R0, W, W0, W0, W0, W, N, N, D],
         Share::WholeColumns,
     ),
+    recurrent("lstm_step", &[R, R, W, W, W, N, N, N, N, N]),
+    recurrent("lstm_step_gradient", &[R, R, R, R, W, W, N, N, N, N, N]),
+    recurrent("gru_step", &[R, R, W, W, N, N, N, N, N]),
+    recurrent("gru_step_gradient", &[R, R, R, W, W, W, N, N, N, N, N]),
     pooling("max_pool", &[R, W, W, WINDOW, N]),
     pooling("max_pool_gradient", &[R, R, W, WINDOW, N]),
     pooling("average_pool", &[R, W, WINDOW, N, N]),

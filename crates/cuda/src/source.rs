@@ -33,6 +33,8 @@ pub enum Source {
     Random,
     /// Conversions between types.
     Convert,
+    /// Steps of recurrent layers.
+    Recurrent,
     /// What is done to all gradients together.
     Gradients,
     /// The optimizers' rules.
@@ -61,7 +63,7 @@ pub(crate) const HEADERS: [(&str, &str); 10] = [
 
 impl Source {
     /// All of them.
-    pub const ALL: [Source; 19] = [
+    pub const ALL: [Source; 20] = [
         Source::Elementwise,
         Source::Reduce,
         Source::Copy,
@@ -76,6 +78,7 @@ impl Source {
         Source::Pooling,
         Source::Random,
         Source::Convert,
+        Source::Recurrent,
         Source::Gradients,
         Source::Optimizer,
         Source::Product,
@@ -121,6 +124,7 @@ impl Source {
             Source::Pooling => ("pooling.cu", include_str!("../kernels/pooling.cu")),
             Source::Random => ("random.cu", include_str!("../kernels/random.cu")),
             Source::Convert => ("convert.cu", include_str!("../kernels/convert.cu")),
+            Source::Recurrent => ("recurrent.cu", include_str!("../kernels/recurrent.cu")),
             Source::Gradients => ("gradients.cu", include_str!("../kernels/gradients.cu")),
             Source::Optimizer => ("optimizer.cu", include_str!("../kernels/optimizer.cu")),
             Source::Product => ("product.cu", include_str!("../kernels/product.cu")),

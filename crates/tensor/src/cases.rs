@@ -9,7 +9,7 @@ pub mod wide;
 
 use crate::{
     ChannelStats, Conv2dOptions, CountPadding, DType, Device, DropoutKey, Keep, Philox, PoolOptions, Tensor,
-    Then, Within,
+    Then, Toward, Within,
 };
 
 /// Who checks.
@@ -46,7 +46,7 @@ pub fn random(like: &Tensor, shape: &[usize], stream: u64) -> Tensor {
 pub type Family<C> = (&'static str, fn(&C));
 
 /// Every family of operations.
-pub fn families<C: Check>() -> [Family<C>; 19] {
+pub fn families<C: Check>() -> [Family<C>; 21] {
     [
         ("arithmetic broadcasts", arithmetic_broadcasts),
         ("functions", functions),
@@ -54,6 +54,8 @@ pub fn families<C: Check>() -> [Family<C>; 19] {
         ("views", views),
         ("products", products),
         ("convolutions", convolutions),
+        ("transposed convolutions", transposed_convolutions),
+        ("recurrent layers", recurrent_layers),
         ("pooling", pooling),
         ("softmaxes", softmaxes),
         ("losses", losses),
@@ -111,6 +113,8 @@ pub fn functions(c: &impl Check) {
         Tensor::relu,
         Tensor::gelu,
         Tensor::gelu_tanh,
+        Tensor::silu,
+        Tensor::softplus,
         Tensor::sin,
         Tensor::cos,
         Tensor::abs,
@@ -122,6 +126,8 @@ pub fn functions(c: &impl Check) {
     c.check_at(2.0, &[&[7]], &|x| x[0].ln());
     c.check_at(2.0, &[&[7]], &|x| x[0].sqrt());
     c.check_at(2.0, &[&[7]], &|x| x[0].powf(2.5));
+    c.check(&[&[2, 5]], |x| x[0].leaky_relu(0.25));
+    c.check(&[&[2, 5]], |x| x[0].elu(1.5));
     c.check(&[&[7]], |x| x[0].affine(3.0, -1.0));
     c.check(&[&[3]], |x| -&(&x[0] * 2.0 - 1.0) / 4.0);
 }
@@ -134,7 +140,15 @@ pub fn reductions(c: &impl Check) {
         c.check(&[&[2, 3, 4]], |x| x[0].mean(&[2], keep));
         c.check(&[&[2, 3, 4]], |x| x[0].max(1, keep));
         c.check(&[&[2, 3, 4]], |x| x[0].transpose(0, 2).max(0, keep));
+        c.check(&[&[2, 3, 4]], |x| x[0].var(&[0, 2], keep, 1));
+        c.check(&[&[2, 3, 4]], |x| x[0].logsumexp(1, keep));
     }
+    c.check(&[&[5, 4]], |x| x[0].std(&[0], Keep::No, 0));
+    c.check(&[&[2, 3, 4]], |x| x[0].cumsum(1));
+    c.check(&[&[3, 5]], |x| x[0].cumsum(1));
+    // More of a row than a block has threads.
+    c.check(&[&[2, 1500]], |x| x[0].cumsum(1));
+    c.check(&[&[4, 3]], |x| x[0].t().cumsum(1).square());
     c.check(&[&[3, 4]], |x| x[0].sum_all());
     c.check(&[&[3, 4]], |x| x[0].t().mean_all());
 }
@@ -149,6 +163,16 @@ pub fn views(c: &impl Check) {
     c.check(&[&[3, 1]], |x| x[0].broadcast_to([2, 3, 4]));
     c.check(&[&[2, 3], &[2, 1], &[2, 2]], |x| Tensor::cat(&[&x[0], &x[1], &x[2]], 1));
     c.check(&[&[2, 3]], |x| Tensor::cat(&[&x[0], &x[0].affine(2.0, 0.0)], 0));
+    c.check(&[&[2, 3], &[2, 3], &[2, 3]], |x| Tensor::stack(&[&x[0], &x[1], &x[2]], 1));
+    c.check(&[&[2, 3, 4]], |x| x[0].pad(1, [1, 2], 0.5).pad(2, [0, 1], -1.0));
+    c.check(&[&[2, 3, 4]], |x| x[0].flip(1));
+    c.check(&[&[2, 3, 4]], |x| x[0].tril(0) + x[0].triu(-1));
+    // Each stretch of something has its own use, and some have two.
+    c.check(&[&[3, 5]], |x| {
+        let parts = x[0].square().split(2, 1);
+        let sums: Vec<Tensor> = parts.iter().map(|part| part.exp().sum(&[1], Keep::No)).collect();
+        &sums[0] * &sums[1] + &sums[2] + parts[2].squeeze(1)
+    });
 }
 
 /// Matrix products.
@@ -172,6 +196,44 @@ pub fn products(c: &impl Check) {
             x[0].feed_forward_in_out((&x[1], &x[2]), (&x[3], None))
         });
     }
+}
+
+/// Transposed convolutions.
+pub fn transposed_convolutions(c: &impl Check) {
+    let plain = Conv2dOptions::default();
+    let all = Conv2dOptions { stride: [2, 3], padding: [1, 2], dilation: [2, 1], groups: 1 };
+    for (options, more) in [(plain, [0, 0]), (all, [0, 0]), (all, [1, 2])] {
+        c.check(&[&[2, 3, 4, 3], &[3, 2, 3, 5], &[2]], |x| {
+            x[0].conv_transpose2d(&x[1], Some(&x[2]), options, more)
+        });
+    }
+    let twice = Conv2dOptions { stride: [2, 2], padding: [1, 1], ..plain };
+    // Few channels to many and back, many to many, and depthwise.
+    c.check(&[&[2, 16, 3, 2], &[16, 2, 4, 4]], |x| x[0].conv_transpose2d(&x[1], None, twice, [0, 0]));
+    c.check(&[&[2, 2, 3, 2], &[2, 16, 3, 3]], |x| x[0].conv_transpose2d(&x[1], None, twice, [1, 1]));
+    c.check(&[&[2, 16, 2, 3], &[16, 16, 3, 3]], |x| x[0].conv_transpose2d(&x[1], None, twice, [1, 0]));
+    let grouped = Conv2dOptions { groups: 2, ..twice };
+    c.check(&[&[2, 4, 3, 3], &[4, 3, 3, 3], &[6]], |x| {
+        x[0].conv_transpose2d(&x[1], Some(&x[2]), grouped, [0, 0])
+    });
+}
+
+/// Recurrent layers.
+pub fn recurrent_layers(c: &impl Check) {
+    for toward in [Toward::End, Toward::Beginning] {
+        for n in [1, 4] {
+            let (batch, width) = (3, 5);
+            c.check(&[&[n, batch, 4 * width], &[4 * width, width], &[batch, width], &[batch, width]], |x| {
+                let [hidden, cell] = x[0].lstm(&x[1], [&x[2], &x[3]], toward);
+                Tensor::cat(&[&hidden, &cell.unsqueeze(0)], 0)
+            });
+            c.check(&[&[n, batch, 3 * width], &[3 * width, width], &[3 * width], &[batch, width]], |x| {
+                x[0].gru(&x[1], Some(&x[2]), &x[3], toward)
+            });
+        }
+    }
+    c.check(&[&[2, 1, 12], &[12, 3], &[1, 3]], |x| x[0].lstm(&x[1], [&x[2], &x[2]], Toward::End)[1].clone());
+    c.check(&[&[2, 70, 96], &[96, 32], &[70, 32]], |x| x[0].gru(&x[1], None, &x[2], Toward::End));
 }
 
 /// Convolutions, grouped, strided and dilated.

@@ -161,6 +161,8 @@ pub trait Float:
     fn mul_add(self, a: Self, b: Self) -> Self;
     /// e to the power of `self`.
     fn exp(self) -> Self;
+    /// `exp(self) - 1`, exact near zero.
+    fn exp_m1(self) -> Self;
     /// Natural logarithm.
     fn ln(self) -> Self;
     /// ln(1 + self), exact near zero.
@@ -205,6 +207,8 @@ macro_rules! floats {
             fn mul_add(self, a: Self, b: Self) -> Self { $t::mul_add(self, a, b) }
             #[inline(always)]
             fn exp(self) -> Self { $t::exp(self) }
+            #[inline(always)]
+            fn exp_m1(self) -> Self { $t::exp_m1(self) }
             #[inline(always)]
             fn ln(self) -> Self { $t::ln(self) }
             #[inline(always)]

@@ -12,6 +12,8 @@ use crate::kernel;
 use crate::op::{Form, Op, Unary};
 use crate::ops::attention::Dropped;
 use crate::ops::convolution::{conv_plan, pool_planes};
+use crate::ops::recurrent::{Step, befores, place};
+use crate::ops::reduce::Toward;
 use crate::shape::{Order, Shape};
 use crate::tensor::Tensor;
 use crate::walk::Wanted;
@@ -114,16 +116,30 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let (index, grad) = (value(saved, 0), grad.contiguous());
             of([filled(0, &from, &|out| kernel::choice::gather_gradient(&grad, index, dim, out))])
         }
+        Op::Scatter { dim } => of([Some(grad.gather(dim, value(saved, 0)))]),
+        Op::RunningSum { dim } => {
+            let grad = grad.contiguous();
+            of([filled(0, grad.shape(), &|out| {
+                kernel::reduce::running_sums(&grad, dim, Toward::Beginning, out)
+            })])
+        }
         Op::Reshape(from) => of([Some(grad.reshape(from))]),
         Op::Permute(back) => {
             let order = back.map(usize::from);
             of([Some(grad.permute(&order[..grad.shape().n_dims()]))])
         }
         Op::Narrow { from, dim, start } => {
-            let out = Tensor::zeros(device, from, dtype);
-            kernel::copy::copy(grad, &out.seen_as(out.geometry.narrow(dim, start, grad.dims()[dim])));
+            // What has come from other stretches of the same takes this one in: each would else be as large as all of them.
+            let others = wanted.received(0, (device, &from, dtype), |sum| sum.storage.is_unique());
+            let out = others.as_ref().map_or_else(|| Tensor::zeros(device, from, dtype), Tensor::clone);
+            let stretch = out.seen_as(out.geometry.narrow(dim, start, grad.dims()[dim]));
+            match others {
+                Some(_) => kernel::copy::copy(&stretch.detach().add(grad), &stretch),
+                None => kernel::copy::copy(grad, &stretch),
+            }
             of([Some(out)])
         }
+        Op::Pad { dim, start, len } => of([Some(grad.narrow(dim, start, len))]),
         Op::Broadcast(from) => of([Some(grad.sum_to(&from))]),
         Op::Arrange => of([Some(grad.clone())]),
         Op::To => of([wanted.wants(0).then(|| grad.to(&wanted.device_of(0)))]),
@@ -193,6 +209,62 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let grad_w = filled_like(1, w, &|out| kernel::conv::kernel_gradient(x, &grad, plan, out));
             let grad_x = filled_like(0, x, &|out| kernel::conv::image_gradient(&grad, w, plan, out));
             of([grad_x, grad_w, grad_b])
+        }
+        Op::ConvTranspose2d(options) => {
+            let (x, w) = (value(saved, 0), value(saved, 1));
+            let plan = conv_plan(grad.shape(), w.shape(), options);
+            let grad = grad.arranged(device.conv_orders(&plan)[0]);
+            let grad_w = filled_like(1, w, &|out| kernel::conv::kernel_gradient(&grad, x, plan, out));
+            let grad_x = filled_like(0, x, &|out| kernel::conv::forward(&grad, w, None, plan, out));
+            of([grad_x, grad_w])
+        }
+        Op::Lstm { toward } => {
+            let [states, w, gates, cells] = [0, 1, 2, 3].map(|i| value(saved, i));
+            let &[n, batch, width] = gates.dims() else { unreachable!("the op checks its shapes") };
+            let state = [batch, width / 4].into();
+            let grad = grad.contiguous();
+            let of_x = place_or_stale(wanted, 0, *gates.shape(), dtype);
+            let later = Tensor::zeros(device, state, dtype);
+            let of_cell = Tensor::stale(device, state, cells.dtype);
+            kernel::copy::copy(&place(&grad, n + 1).cast(cells.dtype), &of_cell);
+            for step in Step::all(n, toward).rev() {
+                kernel::recurrent::lstm_step_gradient(gates, cells, step, [&grad, &later], &of_cell, &of_x);
+                kernel::matmul::linear_input_gradient(&place(&of_x, step.position), w, &later);
+            }
+            let of_w = filled(1, w.shape(), &|out| {
+                let befores = states.narrow(0, befores(n, toward)[0], n).reshape([n * batch, width / 4]);
+                let of_gates = of_x.reshape([n * batch, width]);
+                kernel::matmul::linear_weight_gradient(&of_gates, &befores, None, out);
+            });
+            of([
+                wanted.wants(0).then_some(of_x),
+                of_w,
+                wanted.wants(2).then_some(later),
+                wanted.wants(3).then(|| of_cell.cast(dtype)),
+            ])
+        }
+        Op::Gru { toward } => {
+            let [states, w, gates] = [0, 1, 2].map(|i| value(saved, i));
+            let &[n, batch, width] = gates.dims() else { unreachable!("the op checks its shapes") };
+            let (width, grad) = (width / 4, grad.contiguous());
+            let shape: Shape = [n, batch, 3 * width].into();
+            let (of_x, of_product) =
+                (place_or_stale(wanted, 0, shape, dtype), Tensor::stale(device, shape, dtype));
+            let later = Tensor::zeros(device, [batch, width], dtype);
+            let more = later.stale_like();
+            for step in Step::all(n, toward).rev() {
+                let outs = [&of_x, &of_product];
+                kernel::recurrent::gru_step_gradient(gates, states, step, [&grad, &later], outs);
+                kernel::matmul::linear_input_gradient(&place(&of_product, step.position), w, &more);
+                kernel::elementwise::add_assign(&later, &more);
+            }
+            let rows = of_product.reshape([n * batch, 3 * width]);
+            let of_w = filled(1, w.shape(), &|out| {
+                let befores = states.narrow(0, befores(n, toward)[0], n).reshape([n * batch, width]);
+                kernel::matmul::linear_weight_gradient(&rows, &befores, None, out);
+            });
+            let of_b = filled(2, &[3 * width].into(), &|out| sum_rows(&rows, out));
+            of([wanted.wants(0).then_some(of_x), of_w, of_b, wanted.wants(3).then_some(later)])
         }
         Op::MaxPool2d { from, order, options } => {
             let (planes, _) = pool_planes("max_pool2d", &from, options);
@@ -277,7 +349,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             if let Backend::Gpu(engine) = device.backend()
                 && gpu::norm::is_held(row)
             {
-                let plus = wanted.received(0, x);
+                let plus = wanted.received(0, (device, x.shape(), x.dtype), |_| true);
                 let rounds = |half: &DType| x.dtype == DType::F32 && *half == dtype;
                 let halves =
                     wanted.rounds(0).filter(rounds).map(|half| Tensor::stale(device, *x.shape(), half));
@@ -382,6 +454,14 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             });
             of([grad_x, wanted.wants(1).then_some(grad_w), wanted.wants(2).then_some(grad_b), grad_plus])
         }
+    }
+}
+
+/// Where input `input`'s gradient goes, row-major, or if it wants none, somewhere.
+fn place_or_stale(wanted: &Wanted<'_>, input: usize, shape: Shape, dtype: DType) -> Tensor {
+    match wanted.wants(input) {
+        true => wanted.place(input, Order::RowMajor, shape, dtype),
+        false => Tensor::stale(wanted.device, shape, dtype),
     }
 }
 

@@ -10,8 +10,10 @@ use crate::device::Backend;
 use crate::op::{Binary, CountPadding, Form, Relation, Unary};
 use crate::ops::attention::{Asked, Dropped};
 use crate::ops::dropout::{DropoutKey, Within};
+use crate::ops::recurrent::Step;
+use crate::ops::reduce::Toward;
 use crate::ops::samples::{SampleImages, SampleOrder};
-use crate::shape::Order;
+use crate::shape::{Order, Shape};
 use crate::tensor::Tensor;
 
 /// Whether a kernel that moves elements, whatever they stand for, has to be handed copies in f32.
@@ -66,12 +68,14 @@ kernels! {
         choose(mask: &Tensor, yes: &Tensor, no: &Tensor, out: &Tensor) on out;
         gather(x: &Tensor, index: &Tensor, dim: usize, out: &Tensor) on out;
         gather_gradient(grad: &Tensor, index: &Tensor, dim: usize, out: &Tensor) on out;
+        check_places(op: &str, index: &Tensor, dim: usize, of: &Shape) on index;
     }
     reduce of numbers {
         sum(x: &Tensor, out: &Tensor) on out;
         max_rows(x: &Tensor, width: usize, largest: &Tensor, index: &Tensor) on x;
         top_rows(x: &Tensor, index: &Tensor) on x;
         max_gradient(grad: &Tensor, index: &Tensor, dim: usize, out: &Tensor) on out;
+        running_sums(x: &Tensor, dim: usize, toward: Toward, out: &Tensor) on out;
     }
     softmax of numbers {
         softmax(form: Form, x: &Tensor, width: usize, out: &Tensor) on out;
@@ -103,6 +107,14 @@ kernels! {
         attention_gradient(
             forward: [&Tensor; 3], asked: Asked, dropped: Option<Dropped<'_>>, grad: &Tensor, out: &Tensor
         ) on out;
+    }
+    recurrent of numbers {
+        lstm_step(x: &Tensor, product: &Tensor, step: Step, gates: &Tensor, cells: &Tensor, hidden: &Tensor) on x;
+        lstm_step_gradient(
+            gates: &Tensor, cells: &Tensor, step: Step, grads: [&Tensor; 2], of_cell: &Tensor, of_gates: &Tensor
+        ) on gates;
+        gru_step(x: &Tensor, product: &Tensor, step: Step, gates: &Tensor, states: &Tensor) on x;
+        gru_step_gradient(gates: &Tensor, states: &Tensor, step: Step, grads: [&Tensor; 2], outs: [&Tensor; 2]) on gates;
     }
     embedding of numbers {
         embedding(table: &Tensor, within: Within, ids: &Tensor, out: &Tensor) on out;

@@ -4,6 +4,7 @@
 use crate::cpu::conv;
 use crate::dtype::DType;
 use crate::ops::attention::Asked;
+use crate::ops::reduce::Toward;
 use crate::shape::{MAX_DIMS, Order, Shape};
 
 /// One recorded operation. Where a variant says "saves", that is the content of the node's saved values, in order.
@@ -33,12 +34,18 @@ pub(crate) enum Op {
     Choose(Shape, Shape),
     /// Elements along `dim`; saves where they stand.
     Gather { from: Shape, dim: usize },
+    /// Sums of elements by their places along `dim`; saves the places.
+    Scatter { dim: usize },
+    /// Running sums along `dim`.
+    RunningSum { dim: usize },
     /// Another shape over the same row-major elements.
     Reshape(Shape),
     /// Dimensions in another order; holds the order that leads back.
     Permute([u8; MAX_DIMS]),
     /// A stretch of one dimension.
     Narrow { from: Shape, dim: usize, start: usize },
+    /// The middle of one dimension, `len` from `start` on, with something else around it.
+    Pad { dim: usize, start: usize, len: usize },
     /// Repetition along dimensions of size 1 or missing ones.
     Broadcast(Shape),
     /// The same values in another order in memory.
@@ -66,6 +73,14 @@ pub(crate) enum Op {
     GeluLinearInOut(Shape, Shape),
     /// Cross-correlation of images with kernels, plus bias; saves x, w.
     Conv2d(Conv2dOptions),
+    /// The transposed map of that from outputs to images, without a bias; saves x, w.
+    ConvTranspose2d(Conv2dOptions),
+    /// A long short-term memory along the first dimension, from what inputs add to its gates, the weight, the hidden state and the cell;
+    /// saves the states, the weight, the gates and the cells.
+    Lstm { toward: Toward },
+    /// A gated recurrent unit, of the same but for a bias in the place of the hidden state, and the state; saves the states, the weight and the
+    /// gates.
+    Gru { toward: Toward },
     /// Largest of each window; saves the position of the largest in its window, which lies in `order` as the image does.
     MaxPool2d { from: Shape, order: Order, options: PoolOptions },
     /// Mean of each window.
@@ -126,6 +141,14 @@ pub(crate) enum Unary {
     Gelu,
     /// x times an approximation of that by tanh, as GPT-2 has it.
     GeluTanh,
+    /// x / (1 + e^-x)
+    Silu,
+    /// ln(1 + e^x)
+    Softplus,
+    /// x, or below 0 this multiple of it.
+    LeakyRelu(f64),
+    /// x, or below 0 this multiple of e^x - 1.
+    Elu(f64),
     /// Sine of an angle in radians.
     Sin,
     /// Cosine of an angle in radians.
@@ -152,7 +175,7 @@ impl Unary {
 
     /// Whether regions compute it in f32 ([`crate::autocast`]): powers, exponentials and logarithms.
     pub(crate) fn is_steep(self) -> bool {
-        matches!(self, Unary::Exp | Unary::Ln | Unary::Square | Unary::Powf(_))
+        matches!(self, Unary::Exp | Unary::Ln | Unary::Square | Unary::Powf(_) | Unary::Softplus)
     }
 
     /// Whether the gradient is a function of the output rather than of the input.
@@ -161,7 +184,49 @@ impl Unary {
     }
 }
 
-/// Elementwise functions of two tensors.
+/// Those of whole numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum WholeUnary {
+    /// mul * x + add
+    Affine { mul: i64, add: i64 },
+    /// x, or the bound beyond which it lies.
+    Clamp { least: i64, most: i64 },
+    /// |x|
+    Abs,
+    /// x^2
+    Square,
+}
+
+impl Unary {
+    /// The same of whole numbers. Panics unless that gives whole numbers.
+    #[track_caller]
+    pub(crate) fn of_whole_numbers(self) -> WholeUnary {
+        let number = |x: f64| {
+            assert!(
+                x.fract() == 0.0 && x.abs() < 2f64.powi(63),
+                "a tensor of i64 with the number {x}: a whole number would do"
+            );
+            x as i64
+        };
+        match self {
+            Unary::Neg => WholeUnary::Affine { mul: -1, add: 0 },
+            Unary::Affine { mul, add } => WholeUnary::Affine { mul: number(mul), add: number(add) },
+            // A bound may be none.
+            Unary::Clamp { least, most } => {
+                let [least, most] =
+                    [least, most].map(|bound| if bound.is_infinite() { bound as i64 } else { number(bound) });
+                WholeUnary::Clamp { least, most }
+            }
+            Unary::Abs => WholeUnary::Abs,
+            Unary::Square => WholeUnary::Square,
+            other => panic!(
+                "{other:?} of a tensor of i64 would give fractions: cast it to floats first (`floor_div` divides whole numbers)"
+            ),
+        }
+    }
+}
+
+/// Elementwise functions of two tensors. Kernels of whole numbers know them by their places here.
 #[derive(Clone, Copy)]
 pub(crate) enum Binary {
     Add,
@@ -170,6 +235,10 @@ pub(crate) enum Binary {
     Div,
     Maximum,
     Minimum,
+    /// The whole part of a quotient of whole numbers, rounded down.
+    FloorDiv,
+    /// What is left of it: a number between 0 and the divisor, whose sign it has.
+    Remainder,
 }
 
 /// What may hold between two numbers; nothing holds of a NaN.

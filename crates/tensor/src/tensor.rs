@@ -10,6 +10,7 @@ use crate::philox::Philox;
 use crate::shape::{Geometry, Order, Shape};
 use crate::storage::{Read, Storage, Write};
 use std::fmt;
+use std::ops::Range;
 
 /// A multi-dimensional array on a device. Cloning is cheap and shares the values; operations return new tensors.
 ///
@@ -82,6 +83,17 @@ impl Tensor {
     /// One element, without dimensions.
     pub fn scalar(device: &Device, value: f64, dtype: DType) -> Tensor {
         Tensor::full(device, [], value, dtype)
+    }
+
+    /// The whole numbers of a range, as i64.
+    ///
+    /// ```
+    /// use phalanx_tensor::{Device, Tensor};
+    /// assert_eq!(Tensor::arange(&Device::cpu(1), 2..5).to_vec::<i64>(), [2, 3, 4]);
+    /// ```
+    pub fn arange(device: &Device, range: Range<i64>) -> Tensor {
+        let values: Vec<i64> = range.collect();
+        Tensor::constant(device, &values, [values.len()])
     }
 
     /// A copy of `values` in row-major order. Panics if their number isn't that of the shape.

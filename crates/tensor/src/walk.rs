@@ -39,7 +39,7 @@ use std::sync::Arc;
 /// What the gradient table asks of the walk: which inputs want a gradient, and where it should be written.
 pub(crate) struct Wanted<'a> {
     inputs: &'a Inputs,
-    device: &'a Device,
+    pub(crate) device: &'a Device,
     /// How sums go over all parts of a batch, where the op's did.
     pub(crate) shared: Option<Arc<SharedBatch>>,
     /// Who knows the way back, where the op is a map of somebody else.
@@ -124,14 +124,18 @@ impl Wanted<'_> {
     }
 
     /// Takes what input `input` has received so far, for one who gives it the sum of that and its own: if it is no leaf, and that is in
-    /// rows and alike.
-    pub(crate) fn received(&self, input: usize, like: &Tensor) -> Option<Tensor> {
+    /// rows, of this device, shape and type, and `suits`.
+    pub(crate) fn received(
+        &self,
+        input: usize,
+        (device, shape, dtype): (&Device, &Shape, DType),
+        suits: impl Fn(&Tensor) -> bool,
+    ) -> Option<Tensor> {
         let mut body = self.inputs[input].as_ref()?.body();
         let fits = |grad: &mut Tensor| {
-            grad.dtype == like.dtype
-                && grad.shape() == like.shape()
+            (grad.device(), grad.shape(), grad.dtype) == (device, shape, dtype)
                 && grad.geometry.is_contiguous()
-                && grad.device() == like.device()
+                && suits(grad)
         };
         let is_all = body.more.is_none() && matches!(body.kind, Kind::Op(_));
         if is_all { body.grad.take_if(fits) } else { None }
@@ -418,6 +422,7 @@ impl WeightGradients {
             Op::Linear(..)
                 | Op::LinearInOut(..)
                 | Op::Conv2d(_)
+                | Op::ConvTranspose2d(_)
                 | Op::Matmul(..)
                 | Op::Embedding { .. }
                 | Op::Across

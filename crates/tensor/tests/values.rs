@@ -29,6 +29,7 @@ fn comparisons_and_choices() {
     let device = Device::cpu(2);
     choices::comparisons(&device);
     choices::the_largest_come_first(&device);
+    choices::whole_numbers(&device);
 }
 
 #[test]

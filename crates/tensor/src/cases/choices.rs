@@ -24,6 +24,12 @@ pub fn choices(c: &impl Check) {
     let many: Vec<i64> = (0..200 * 90).map(|i| i * i % 3).collect();
     c.check(&[&[200, 3]], |x| x[0].gather(1, &places(&x[0], &many, &[200, 90])));
     c.check(&[&[2, 4, 3]], |x| x[0].index_select(1, &places(&x[0], &[3, 0, 3], &[3])));
+    c.check(&[&[2, 3], &[2, 4]], |x| {
+        x[0].scatter_add(1, &places(&x[0], &[2, 0, 2, 1, 1, 1, 0, 2], &[2, 4]), &x[1])
+    });
+    c.check(&[&[3, 2, 2], &[1, 2, 2]], |x| {
+        x[0].scatter_add(0, &places(&x[0], &[2, 0, 1, 2], &[1, 2, 2]), &x[1])
+    });
     for k in [1, 2, 4] {
         c.check(&[&[3, 4]], |x| x[0].topk(k, 1).0);
         c.check(&[&[4, 3]], |x| x[0].topk(k, 0).0);
@@ -78,6 +84,42 @@ pub fn comparisons(device: &Device) {
     assert_eq!(within.narrow(0, 0, 4).to_vec::<f32>(), [-1.0, -1.0, 0.5, 1.0]);
     assert!(within.to_vec::<f32>()[4].is_nan());
     assert_eq!(within.sum_all().backward().get(&x).unwrap().to_vec::<f32>(), [0.0, 0.0, 1.0, 0.0, 0.0]);
+}
+
+/// Whole numbers are computed with as such, and wrap around.
+#[track_caller]
+pub fn whole_numbers(device: &Device) {
+    let whole = |values: &[i64]| Tensor::from_slice(device, values, [values.len()]);
+    let (a, b) = (whole(&[7, -7, 1 << 60, i64::MIN]), whole(&[2, 2, -3, -1]));
+    assert_eq!((&a + &b).to_vec::<i64>(), [9, -5, (1 << 60) - 3, i64::MAX]);
+    assert_eq!((&a - &b).to_vec::<i64>(), [5, -9, (1 << 60) + 3, i64::MIN + 1]);
+    assert_eq!((&a * &b).to_vec::<i64>(), [14, -14, -3 << 60, i64::MIN]);
+    assert_eq!(a.maximum(&b).to_vec::<i64>(), [7, 2, 1 << 60, -1]);
+    assert_eq!(a.minimum(&b).to_vec::<i64>(), [2, -7, -3, i64::MIN]);
+    assert_eq!(a.floor_div(&b).to_vec::<i64>(), [3, -4, -384_307_168_202_282_326, i64::MIN]);
+    assert_eq!(a.remainder(&b).to_vec::<i64>(), [1, 1, -2, 0]);
+    assert_eq!(a.floor_div(-2.0).to_vec::<i64>(), [-4, 3, -1 << 59, 1 << 62]);
+    assert_eq!((&a * 3.0 + 1.0).to_vec::<i64>()[..3], [22, -20, (3 << 60) + 1]);
+    assert_eq!((-&a).to_vec::<i64>(), [-7, 7, -1 << 60, i64::MIN]);
+    assert_eq!(a.abs().to_vec::<i64>(), [7, 7, 1 << 60, i64::MIN]);
+    assert_eq!(b.square().to_vec::<i64>(), [4, 4, 9, 1]);
+    assert_eq!(a.clamp(-5.0, f64::INFINITY).to_vec::<i64>(), [7, -5, 1 << 60, -5]);
+    let table = (whole(&[10, 20]).reshape([2, 1]) + whole(&[1, 2, 3])).t();
+    assert_eq!(table.to_vec::<i64>(), [11, 21, 12, 22, 13, 23]);
+    assert_eq!(table.sum(&[0], Keep::No).to_vec::<i64>(), [36, 66]);
+    assert_eq!(table.sum(&[1], Keep::Yes).to_vec::<i64>(), [32, 34, 36]);
+    let many = Tensor::arange(device, -3..3000);
+    assert_eq!(many.sum_all().to_vec::<i64>(), [(0..3000).sum::<i64>() - 6]);
+    assert_eq!(many.split(1000, 0).iter().map(Tensor::count).collect::<Vec<_>>(), [1000, 1000, 1000, 3]);
+    assert_eq!(many.chunk(4, 0)[3].dims(), [750]);
+    assert_eq!(many.narrow(0, 0, 4).flip(0).to_vec::<i64>(), [0, -1, -2, -3]);
+    assert_eq!(whole(&[4]).pad(0, [1, 1], -1.0).to_vec::<i64>(), [-1, 4, -1]);
+    let infinite =
+        Tensor::from_slice(device, &[f32::NEG_INFINITY, f32::NEG_INFINITY, 1.0, f32::INFINITY], [2, 2]);
+    assert_eq!(infinite.logsumexp(1, Keep::No).to_vec::<f32>(), [f32::NEG_INFINITY, f32::INFINITY]);
+    let steep = Tensor::from_slice(device, &[-200.0f32, 0.0, 200.0], [3]).softplus().to_vec::<f32>();
+    assert_eq!((steep[0], steep[2]), (0.0, 200.0));
+    assert!((steep[1] - 2f32.ln()).abs() < 1e-6, "{steep:?}");
 }
 
 /// The largest come first, of equals the first, and before all what is no number.

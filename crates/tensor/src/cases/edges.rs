@@ -4,13 +4,14 @@ use crate::cases::{Family, alike, choices};
 use crate::{ChannelStats, DType, Device, Keep, PoolOptions, Tensor, Then};
 
 /// Every one of them, by name.
-pub const ALL: [Family<Device>; 10] = [
+pub const ALL: [Family<Device>; 11] = [
     ("known values", known_values),
     ("NaN is seen", nan_is_seen_not_lost),
     ("gradients at NaN, zero and ties", gradients_go_where_pytorchs_go_at_nan_zero_and_ties),
     ("places of labels", labels_come_where_their_scores_do),
     ("comparisons", choices::comparisons),
     ("largest first", choices::the_largest_come_first),
+    ("whole numbers", choices::whole_numbers),
     ("random numbers", alike::random_numbers),
     ("targets", alike::targets),
     ("running statistics", alike::running_statistics),

@@ -5,7 +5,7 @@ use crate::device::Device;
 use crate::dtype::{Element, with_element, with_float};
 use crate::op::Relation;
 use crate::ops::choice::around;
-use crate::shape::{Geometry, for_each_row};
+use crate::shape::{Geometry, Shape, for_each_row};
 use crate::tensor::Tensor;
 
 /// `mask`, row-major f32 = 1 where the relation holds between elements of `a` and `b`, which spread to its shape, else 0.
@@ -92,12 +92,8 @@ fn fill_rows<T: Element, const V: usize>(
 pub(crate) fn gather(x: &Tensor, index: &Tensor, dim: usize, out: &Tensor) {
     let _timer = out.device().time("choices");
     let ([_, size, inner], [_, taken, _]) = (around(x.shape(), dim), around(out.shape(), dim));
+    check_places("gather", index, dim, x.shape());
     let places = index.read_contiguous::<i64>("gather");
-    // All of them at once, which takes less time than to stop at the first.
-    if places.iter().fold(false, |wrong, &place| wrong | (place as u64 >= size as u64)) {
-        let wrong = places.iter().find(|place| !(0..size as i64).contains(place));
-        panic!("gather: place {} along dimension {dim} of shape {}", wrong.unwrap_or(&0), x.shape());
-    }
     let (places, device) = (&*places, out.device());
     with_element!(x.dtype, T => {
         let (vx, mut vo) = (x.read_contiguous::<T>("gather"), out.write_whole::<T>());
@@ -119,6 +115,17 @@ pub(crate) fn gather(x: &Tensor, index: &Tensor, dim: usize, out: &Tensor) {
             }
         });
     });
+}
+
+/// Panics if one of these, contiguous, is no place along dimension `dim` of this shape.
+#[track_caller]
+pub(crate) fn check_places(op: &str, index: &Tensor, dim: usize, of: &Shape) {
+    let (places, size) = (index.read_contiguous::<i64>(op), of.dims()[dim]);
+    // All of them at once, which takes less time than to stop at the first.
+    if places.iter().fold(false, |wrong, &place| wrong | (place as u64 >= size as u64)) {
+        let wrong = places.iter().find(|place| !(0..size as i64).contains(place));
+        panic!("{op}: place {} along dimension {dim} of shape {of}", wrong.unwrap_or(&0));
+    }
 }
 
 /// `out` = the sum of those elements of the contiguous `grad` that [`gather`] took from each element.

@@ -1,15 +1,19 @@
-//! Elementwise kernels. The inner loops are plain code over slices, compiled for the machine's vectors at run time.
+//! Elementwise kernels. The inner loops are plain code over slices, compiled for the machine's vectors at run time. Those of whole numbers
+//! wrap around, as processors do.
 
 use crate::cpu::exponential::Exponential;
 use crate::cpu::share;
-use crate::dtype::{Float, with_float};
-use crate::op::{Binary, Unary};
+use crate::dtype::{DType, Element, Float, with_float};
+use crate::op::{Binary, Unary, WholeUnary};
 use crate::shape::{Geometry, Order, for_each_row};
 use crate::tensor::Tensor;
 
 /// `out = f(a, b)`; `a` and `b` broadcast to the shape of `out`, which is contiguous.
 pub(crate) fn binary(f: Binary, a: &Tensor, b: &Tensor, out: &Tensor) {
     let _timer = out.device().time("arithmetic");
+    if out.dtype == DType::I64 {
+        return of_integers(f, a, b, out);
+    }
     with_float!(out.dtype, "arithmetic", T => match f {
         Binary::Add => zip::<T>(a, b, out, |x, y| x + y),
         Binary::Sub => zip::<T>(a, b, out, |x, y| x - y),
@@ -17,11 +21,36 @@ pub(crate) fn binary(f: Binary, a: &Tensor, b: &Tensor, out: &Tensor) {
         Binary::Div => zip::<T>(a, b, out, |x, y| x / y),
         Binary::Maximum => zip::<T>(a, b, out, |x, y| x.larger(y)),
         Binary::Minimum => zip::<T>(a, b, out, |x, y| -(-x).larger(-y)),
+        Binary::FloorDiv | Binary::Remainder => unreachable!("of whole numbers alone"),
     });
 }
 
+/// The same of whole numbers. Panics if one is divided by zero.
+fn of_integers(f: Binary, a: &Tensor, b: &Tensor, out: &Tensor) {
+    if matches!(f, Binary::FloorDiv | Binary::Remainder) {
+        assert!(!b.to_vec::<i64>().contains(&0), "a division of whole numbers by 0");
+    }
+    match f {
+        Binary::Add => zip(a, b, out, i64::wrapping_add),
+        Binary::Sub => zip(a, b, out, i64::wrapping_sub),
+        Binary::Mul => zip(a, b, out, i64::wrapping_mul),
+        Binary::Maximum => zip(a, b, out, i64::max),
+        Binary::Minimum => zip(a, b, out, i64::min),
+        Binary::FloorDiv => zip(a, b, out, floor_div),
+        Binary::Remainder => zip(a, b, out, |x: i64, y| x.wrapping_sub(floor_div(x, y).wrapping_mul(y))),
+        Binary::Div => panic!("div: a quotient of whole numbers may be none: cast to floats, or `floor_div`"),
+    }
+}
+
+/// The quotient, rounded down.
+fn floor_div(x: i64, y: i64) -> i64 {
+    let quotient = x.wrapping_div(y);
+    let is_above = x.wrapping_rem(y) != 0 && (x < 0) != (y < 0);
+    quotient - i64::from(is_above)
+}
+
 /// `out = f(a, b)` for each element.
-fn zip<T: Float>(a: &Tensor, b: &Tensor, out: &Tensor, f: impl Fn(T, T) -> T + Copy + Sync) {
+fn zip<T: Element>(a: &Tensor, b: &Tensor, out: &Tensor, f: impl Fn(T, T) -> T + Copy + Sync) {
     let shape = *out.shape();
     let (ga, gb) = (a.geometry.broadcast_to(shape), b.geometry.broadcast_to(shape));
     let device = out.device();
@@ -77,7 +106,7 @@ fn zip<T: Float>(a: &Tensor, b: &Tensor, out: &Tensor, f: impl Fn(T, T) -> T + C
 }
 
 /// `out = f(x)` for each element; both contiguous.
-fn map<T: Float>(x: &Tensor, out: &Tensor, f: impl Fn(T) -> T + Copy + Sync) {
+fn map<T: Element>(x: &Tensor, out: &Tensor, f: impl Fn(T) -> T + Copy + Sync) {
     let device = out.device();
     let arch = device.arch();
     let (vx, mut vo) = (x.read_dense::<T>(), out.write_whole::<T>());
@@ -92,6 +121,9 @@ fn map<T: Float>(x: &Tensor, out: &Tensor, f: impl Fn(T) -> T + Copy + Sync) {
 /// `out = f(x)`; `x` is contiguous.
 pub(crate) fn unary(f: Unary, x: &Tensor, out: &Tensor) {
     let _timer = out.device().time("functions");
+    if out.dtype == DType::I64 {
+        return of_integer(f, x, out);
+    }
     with_float!(out.dtype, "an elementwise function", T => match f {
         Unary::Neg => map::<T>(x, out, |x| -x),
         Unary::Exp => map::<T>(x, out, |x| x.exp_in_lanes()),
@@ -102,6 +134,19 @@ pub(crate) fn unary(f: Unary, x: &Tensor, out: &Tensor) {
         Unary::Relu => map::<T>(x, out, |x| if x > T::ZERO || x.is_nan() { x } else { T::ZERO }),
         Unary::Gelu => map::<T>(x, out, |x| x * normal_cdf(x)),
         Unary::GeluTanh => map::<T>(x, out, |x| x * gelu_tanh_share(x)),
+        Unary::Silu => map::<T>(x, out, |x| x / (T::ONE + (-x).exp_in_lanes())),
+        Unary::Softplus => map::<T>(x, out, |x| {
+            let above = if x > T::ZERO { x } else { T::ZERO };
+            above + (-x.abs()).exp_in_lanes().ln_1p()
+        }),
+        Unary::LeakyRelu(slope) => {
+            let slope = T::from_f64(slope);
+            map::<T>(x, out, move |x| if x > T::ZERO { x } else { slope * x })
+        }
+        Unary::Elu(alpha) => {
+            let alpha = T::from_f64(alpha);
+            map::<T>(x, out, move |x| if x > T::ZERO { x } else { alpha * x.exp_m1() })
+        }
         Unary::Sin => map::<T>(x, out, |x| x.sin()),
         Unary::Cos => map::<T>(x, out, |x| x.cos()),
         Unary::Abs => map::<T>(x, out, |x| x.abs()),
@@ -119,6 +164,16 @@ pub(crate) fn unary(f: Unary, x: &Tensor, out: &Tensor) {
             map::<T>(x, out, |x| x.mul_add(mul, add))
         }
     });
+}
+
+/// The same of whole numbers.
+fn of_integer(f: Unary, x: &Tensor, out: &Tensor) {
+    match f.of_whole_numbers() {
+        WholeUnary::Affine { mul, add } => map(x, out, |x: i64| x.wrapping_mul(mul).wrapping_add(add)),
+        WholeUnary::Clamp { least, most } => map(x, out, |x: i64| x.clamp(least, most)),
+        WholeUnary::Abs => map(x, out, i64::wrapping_abs),
+        WholeUnary::Square => map(x, out, |x: i64| x.wrapping_mul(x)),
+    }
 }
 
 /// The share of a standard normal below x.
@@ -163,6 +218,19 @@ pub(crate) fn unary_gradient(f: Unary, kept: &Tensor, grad: &Tensor, out: &Tenso
             g * (normal_cdf(x) + x * density)
         }),
         Unary::GeluTanh => zip::<T>(kept, grad, out, |x, g| g * gelu_tanh_slope(x)),
+        Unary::Silu => zip::<T>(kept, grad, out, |x, g| {
+            let share = T::ONE / (T::ONE + (-x).exp_in_lanes());
+            g * share * (T::ONE + x * (T::ONE - share))
+        }),
+        Unary::Softplus => zip::<T>(kept, grad, out, |x, g| g / (T::ONE + (-x).exp_in_lanes())),
+        Unary::LeakyRelu(slope) => {
+            let slope = T::from_f64(slope);
+            zip::<T>(kept, grad, out, move |x, g| if x > T::ZERO { g } else { g * slope })
+        }
+        Unary::Elu(alpha) => {
+            let alpha = T::from_f64(alpha);
+            zip::<T>(kept, grad, out, move |x, g| if x > T::ZERO { g } else { g * alpha * x.exp() })
+        }
         Unary::Sin => zip::<T>(kept, grad, out, |x, g| g * x.cos()),
         Unary::Cos => zip::<T>(kept, grad, out, |x, g| -g * x.sin()),
         Unary::Abs => zip::<T>(kept, grad, out, |x, g| {

@@ -19,6 +19,7 @@ pub(crate) mod loss;
 pub(crate) mod matmul;
 pub(crate) mod norm;
 pub(crate) mod pooling;
+pub(crate) mod recurrent;
 pub(crate) mod reduce;
 pub(crate) mod samples;
 pub(crate) mod small_gemm;

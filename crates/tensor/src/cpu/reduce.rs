@@ -1,7 +1,9 @@
 //! Sums and largest values along dimensions.
 
 use crate::cpu::{SERIAL_LIMIT, share};
-use crate::dtype::{Float, with_float};
+use crate::dtype::{DType, Float, with_float};
+use crate::ops::choice::around;
+use crate::ops::reduce::Toward;
 use crate::shape::{Geometry, for_each_row};
 use crate::storage::Storage;
 use crate::tensor::Tensor;
@@ -45,7 +47,23 @@ fn sum_block<T: Float>(block: &[T]) -> T {
 /// `out = sum of x` over the dimensions in which `kept` (the shape of `out`, dimensions kept) has size 1.
 pub(crate) fn sum(x: &Tensor, out: &Tensor) {
     let _timer = out.device().time("sums");
+    if x.dtype == DType::I64 {
+        return sum_integers(x, out);
+    }
     with_float!(x.dtype, "sum", T => sum_elements::<T>(x, out));
+}
+
+/// The same of whole numbers, which wrap around.
+fn sum_integers(x: &Tensor, out: &Tensor) {
+    let (vx, mut sums) = (x.read::<i64>(), out.write_whole::<i64>());
+    let spread = Geometry::row_major(*out.shape()).broadcast_to(*x.shape());
+    sums.fill(0);
+    for_each_row([&x.geometry, &spread], |[at, to], [step, to_step], n| {
+        (0..n).for_each(|i| {
+            let sum = &mut sums[to + i * to_step];
+            *sum = sum.wrapping_add(vx[at + i * step]);
+        });
+    });
 }
 
 fn sum_elements<T: Float>(x: &Tensor, out: &Tensor) {
@@ -104,6 +122,34 @@ fn add_up<T: Float, S: Float>(x: &Tensor, vx: &[T], out: &Tensor, sums: &mut [S]
 pub(crate) fn sum_rows(x: &Tensor, out: &Tensor) {
     let width = out.count();
     sum(&x.reshape([x.count() / width.max(1), width]), &out.reshape([1, width]));
+}
+
+/// `out =` the running sums of `x` along dimension `dim`; both contiguous. Sums are in double precision.
+pub(crate) fn running_sums(x: &Tensor, dim: usize, toward: Toward, out: &Tensor) {
+    let _timer = out.device().time("running sums");
+    let [_, size, inner] = around(x.shape(), dim);
+    if x.count() == 0 {
+        return;
+    }
+    with_float!(x.dtype, "cumsum", T => {
+        let (vx, mut vo) = (x.read_contiguous::<T>("cumsum"), out.write_whole::<T>());
+        let (vx, each) = (&*vx, size * inner);
+        let several = share(out.device(), x.count()).div_ceil(each);
+        out.device().for_chunks(&mut vo, several * each, |chunk, out| {
+            let mut sums = vec![0.0f64; inner];
+            for (x, out) in vx[chunk * several * each..].chunks_exact(each).zip(out.chunks_exact_mut(each)) {
+                sums.fill(0.0);
+                for i in 0..size {
+                    let row = match toward { Toward::End => i, Toward::Beginning => size - 1 - i } * inner;
+                    let (x, out) = (&x[row..row + inner], &mut out[row..row + inner]);
+                    for ((sum, &x), out) in sums.iter_mut().zip(x).zip(out) {
+                        *sum += x.to_f64();
+                        *out = T::from_f64(*sum);
+                    }
+                }
+            }
+        });
+    });
 }
 
 /// For each row of `width` elements of the contiguous `x`: the largest, and where the first of them stands.

@@ -9,8 +9,10 @@ use crate::dtype::DType;
 use crate::op::{Binary, CountPadding, Form, Relation, Unary};
 use crate::ops::attention::{Asked, Dropped};
 use crate::ops::dropout::{DropoutKey, Within};
+use crate::ops::recurrent::Step;
+use crate::ops::reduce::Toward;
 use crate::ops::samples::{SampleImages, SampleOrder};
-use crate::shape::{Geometry, Order};
+use crate::shape::{Geometry, Order, Shape};
 use crate::tensor::Tensor;
 use std::cell::{Cell, OnceCell};
 
@@ -129,4 +131,4 @@ macro_rules! plain {
         }
     )*};
 }
-plain!(f64 usize Asked Within Unary Binary Relation Form Plan Planes Order CountPadding Dropped<'b> &'b DropoutKey &'b SampleImages SampleOrder);
+plain!(f64 usize Asked Within Unary Binary Relation Form Plan Planes Order CountPadding Toward Step Dropped<'b> &'b str &'b Shape &'b DropoutKey &'b SampleImages SampleOrder);

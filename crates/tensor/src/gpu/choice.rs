@@ -1,11 +1,12 @@
-//! Comparisons, and elements that are chosen by a mask or by their places. A place that isn't there gives NaN, and whoever reads that is
-//! told why ([`Engine::check_indices`]).
+//! Comparisons, and elements that are chosen by a mask or by their places. A place that isn't there gives NaN, or 0 of whole numbers, and
+//! whoever reads that is told why ([`Engine::check_indices`]).
 
 use crate::dtype::DType;
 use crate::gpu::Engine;
 use crate::gpu::launch::{Arg, check_float, elements, walk};
 use crate::op::Relation;
 use crate::ops::choice::around;
+use crate::shape::Shape;
 use crate::tensor::Tensor;
 
 /// The kernel for elements of this type: one of floats, or one of whole numbers.
@@ -45,14 +46,28 @@ pub(crate) fn choose(engine: &Engine, mask: &Tensor, yes: &Tensor, no: &Tensor, 
 /// `out` = the elements of `x` along `dim` that `index` says; all contiguous.
 #[track_caller]
 pub(crate) fn gather(engine: &Engine, x: &Tensor, index: &Tensor, dim: usize, out: &Tensor) {
-    check_float("gather", out.dtype);
+    let name = of_type("gather", out.dtype, ["gather", "gather_integers"]);
     let ([outer, size, inner], [_, taken, _]) = (around(x.shape(), dim), around(out.shape(), dim));
     let bad = Arg::Bare(engine.bad_index.address());
     let sizes = [outer, size, taken, inner].map(Arg::Int);
     let args = [Arg::In(x), Arg::In(index), Arg::Out(out), bad, sizes[0], sizes[1], sizes[2], sizes[3]];
     // SAFETY: `x` has the product of the sizes without those taken, the others that without its own; and there is one number for what
     // is bad.
-    unsafe { engine.launch("gather", elements(out.count()), &args) }
+    unsafe { engine.launch(name, elements(out.count()), &args) }
+}
+
+/// Whoever reads a number is told if one of these, contiguous, is no place along dimension `dim` of this shape.
+#[track_caller]
+pub(crate) fn check_places(engine: &Engine, _: &str, index: &Tensor, dim: usize, of: &Shape) {
+    let (bad, n) = (Arg::Bare(engine.bad_index.address()), index.count());
+    // SAFETY: there are n places, and one number for what is bad.
+    unsafe {
+        engine.launch(
+            "check_places",
+            elements(n),
+            &[Arg::In(index), bad, Arg::Int(n), Arg::Int(of.dims()[dim])],
+        )
+    }
 }
 
 /// `out` = the sum of those elements of the contiguous `grad` that [`gather`] took from each element. Each is looked for among all that

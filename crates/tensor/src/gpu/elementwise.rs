@@ -1,9 +1,10 @@
 //! Functions of one and of two tensors, and their gradients.
 
+use crate::dtype::DType;
 use crate::gpu::Engine;
 use crate::gpu::launch::{Arg, check_float, check_single, elements, walk};
-use crate::op::{Binary, Unary};
-use crate::shape::Order;
+use crate::op::{Binary, Unary, WholeUnary};
+use crate::shape::{Geometry, Order};
 use crate::tensor::Tensor;
 
 /// The kernel of a function and that of its gradient, and the function's constants.
@@ -19,6 +20,10 @@ fn named(f: Unary) -> ([&'static str; 2], [f64; 2]) {
         Unary::Relu => (["relu", "relu_gradient"], none),
         Unary::Gelu => (["gelu", "gelu_gradient"], none),
         Unary::GeluTanh => (["gelu_tanh", "gelu_tanh_gradient"], none),
+        Unary::Silu => (["silu", "silu_gradient"], none),
+        Unary::Softplus => (["softplus", "softplus_gradient"], none),
+        Unary::LeakyRelu(slope) => (["leaky_relu", "leaky_relu_gradient"], [slope, 0.0]),
+        Unary::Elu(alpha) => (["elu", "elu_gradient"], [alpha, 0.0]),
         Unary::Sin => (["sine", "sine_gradient"], none),
         Unary::Cos => (["cosine", "cosine_gradient"], none),
         Unary::Abs => (["absolute", "absolute_gradient"], none),
@@ -33,9 +38,20 @@ fn named(f: Unary) -> ([&'static str; 2], [f64; 2]) {
 /// `out = f(x)`; both lie in one order without gaps.
 #[track_caller]
 pub(crate) fn unary(engine: &Engine, f: Unary, x: &Tensor, out: &Tensor) {
+    let n = out.count();
+    if out.dtype == DType::I64 {
+        let (f, [a, b]) = match f.of_whole_numbers() {
+            WholeUnary::Affine { mul, add } => (0, [mul, add]),
+            WholeUnary::Clamp { least, most } => (1, [least, most]),
+            WholeUnary::Abs => (2, [0; 2]),
+            WholeUnary::Square => (3, [0; 2]),
+        };
+        let args = [Arg::In(x), Arg::Out(out), Arg::Int(n), Arg::Int(f), Arg::Bits(a), Arg::Bits(b)];
+        // SAFETY: as below.
+        return unsafe { engine.launch("function_of_integers", elements(n), &args) };
+    }
     let ([name, _], [a, b]) = named(f);
     check_float(name, out.dtype);
-    let n = out.count();
     let args = [Arg::In(x), Arg::Out(out), Arg::Int(n), Arg::Float(a), Arg::Float(b)];
     // SAFETY: both have n elements without gaps.
     unsafe { engine.launch(name, elements(n), &args) }
@@ -58,6 +74,11 @@ pub(crate) fn unary_gradient(engine: &Engine, f: Unary, kept: &Tensor, grad: &Te
 /// `out = f(a, b)`; `a` and `b` broadcast to the shape of `out`, which has no gaps.
 #[track_caller]
 pub(crate) fn binary(engine: &Engine, f: Binary, a: &Tensor, b: &Tensor, out: &Tensor) {
+    let (shape, n, order) = (*out.shape(), out.count(), out.dense_order());
+    let (ga, gb) = (a.geometry.broadcast_to(shape), b.geometry.broadcast_to(shape));
+    if out.dtype == DType::I64 {
+        return of_integers(engine, f, [(a, &ga), (b, &gb)], out);
+    }
     let [name, of_views] = match f {
         Binary::Add => ["sum", "sum_views"],
         Binary::Sub => ["difference", "difference_views"],
@@ -65,10 +86,9 @@ pub(crate) fn binary(engine: &Engine, f: Binary, a: &Tensor, b: &Tensor, out: &T
         Binary::Div => ["quotient", "quotient_views"],
         Binary::Maximum => ["maximum", "maximum_views"],
         Binary::Minimum => ["minimum", "minimum_views"],
+        Binary::FloorDiv | Binary::Remainder => unreachable!("of whole numbers alone"),
     };
     check_float(name, out.dtype);
-    let (shape, n, order) = (*out.shape(), out.count(), out.dense_order());
-    let (ga, gb) = (a.geometry.broadcast_to(shape), b.geometry.broadcast_to(shape));
     if a.dtype != b.dtype {
         return sum_in_float(engine, f, [a, b], out);
     }
@@ -87,6 +107,25 @@ pub(crate) fn binary(engine: &Engine, f: Binary, a: &Tensor, b: &Tensor, out: &T
     let args = [Arg::In(a), Arg::In(b), Arg::Out(out), Arg::Struct(walk.as_bytes()), Arg::Int(n)];
     // SAFETY: the walk goes through the elements of both views; the output has n without gaps.
     unsafe { engine.launch(of_views, elements(n), &args) }
+}
+
+/// The same of whole numbers: tensors with how they spread to the shape of `out`.
+#[track_caller]
+fn of_integers(engine: &Engine, f: Binary, [a, b]: [(&Tensor, &Geometry); 2], out: &Tensor) {
+    assert!(
+        !matches!(f, Binary::Div),
+        "div: a quotient of whole numbers may be none: cast to floats, or `floor_div`"
+    );
+    if out.dense_order() != Order::RowMajor {
+        let rows = Tensor::stale(out.device(), *out.shape(), out.dtype);
+        of_integers(engine, f, [a, b], &rows);
+        return out.copy_from(&rows);
+    }
+    let (walk, n) = (walk([a.1, b.1]), out.count());
+    let walk = Arg::Struct(walk.as_bytes());
+    let args = [Arg::In(a.0), Arg::In(b.0), Arg::Out(out), walk, Arg::Int(n), Arg::Int(f as usize)];
+    // SAFETY: the walk goes through the elements of both views; the output has n without gaps.
+    unsafe { engine.launch("arithmetic_of_integers", elements(n), &args) }
 }
 
 /// `out = a + b`, of f32 and of 16 bits, in f32; all have one shape.

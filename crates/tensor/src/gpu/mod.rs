@@ -26,6 +26,7 @@ pub(crate) mod matmul;
 pub(crate) mod norm;
 pub(crate) mod pooling;
 mod random;
+pub(crate) mod recurrent;
 pub(crate) mod reduce;
 pub(crate) mod samples;
 pub(crate) mod softmax;

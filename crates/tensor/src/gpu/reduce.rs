@@ -3,6 +3,8 @@
 use crate::dtype::DType;
 use crate::gpu::Engine;
 use crate::gpu::launch::{Arg, check_float, elements, rows, walk};
+use crate::ops::choice::around;
+use crate::ops::reduce::Toward;
 use crate::shape::{Geometry, Shape};
 use crate::tensor::Tensor;
 use phalanx_cuda::{Walk, Work};
@@ -26,16 +28,22 @@ pub(super) fn pieces(rows: usize) -> [usize; 2] {
 /// `out = sum of x` over the dimensions in which `out` (dimensions kept, row-major) has size 1.
 #[track_caller]
 pub(crate) fn sum(engine: &Engine, x: &Tensor, out: &Tensor) {
-    check_float("sum", x.dtype);
     let n_outputs = out.count();
     let n_terms = x.count() / n_outputs.max(1);
-    if n_terms > FEW && x.geometry.is_contiguous() && goes_first(x.shape(), out.shape()) {
+    let is_whole = x.dtype == DType::I64;
+    if n_terms > FEW && !is_whole && x.geometry.is_contiguous() && goes_first(x.shape(), out.shape()) {
         return sum_columns(engine, x, [n_terms, n_outputs], out);
     }
     let goes = |d: usize| out.dims()[d] == 1;
     let (outputs, terms) = (part(&x.geometry, |d| !goes(d)), part(&x.geometry, goes));
     let walks = [Arg::Struct(outputs.as_bytes()), Arg::Struct(terms.as_bytes())];
     let sizes = [Arg::Int(n_outputs), Arg::Int(n_terms)];
+    if is_whole {
+        let args = [Arg::In(x), Arg::Out(out), walks[0], walks[1], sizes[0], sizes[1]];
+        // SAFETY: as below.
+        return unsafe { engine.launch("sum_integers", rows(n_outputs, n_terms), &args) };
+    }
+    check_float("sum", x.dtype);
     let pieces = n_terms.div_ceil(PIECE);
     if pieces > 1 && n_outputs < MANY {
         let parts = Tensor::stale(x.device(), [n_outputs, pieces].into(), DType::F32);
@@ -74,6 +82,7 @@ fn part(geometry: &Geometry, takes: impl Fn(usize) -> bool) -> Walk<1> {
 /// `out[c] =` the sum of column `c` of the contiguous `x`.
 #[track_caller]
 fn sum_columns(engine: &Engine, x: &Tensor, [n, width]: [usize; 2], out: &Tensor) {
+    check_float("sum", x.dtype);
     let [piece, n_pieces] = pieces(n);
     let parts = column_parts(x, n, width);
     let args = [Arg::In(x), Arg::Out(&parts), Arg::Int(n), Arg::Int(width), Arg::Int(piece)];
@@ -98,6 +107,31 @@ pub(super) fn sum_parts(engine: &Engine, parts: &Tensor, [n, width]: [usize; 2],
     let args = [Arg::In(parts), Arg::Out(out), Arg::Int(n), Arg::Int(width), Arg::Float(factor)];
     // SAFETY: the parts have n rows of `width` elements, the output n elements.
     unsafe { engine.launch("sum_parts", rows(n, width), &args) }
+}
+
+/// `out =` the running sums of `x` along dimension `dim`; both contiguous.
+#[track_caller]
+pub(crate) fn running_sums(engine: &Engine, x: &Tensor, dim: usize, toward: Toward, out: &Tensor) {
+    check_float("cumsum", x.dtype);
+    let [outer, size, inner] = around(x.shape(), dim);
+    let tensors = [Arg::In(x), Arg::Out(out)];
+    let [lines, size_arg, step, backwards] =
+        [outer, size, inner, usize::from(toward == Toward::Beginning)].map(Arg::Int);
+    // SAFETY: both have the product of the sizes.
+    unsafe {
+        match inner {
+            1 => engine.launch(
+                "running_sums_of_rows",
+                rows(outer, size),
+                &[tensors[0], tensors[1], lines, size_arg, backwards],
+            ),
+            _ => engine.launch(
+                "running_sums",
+                elements(outer * inner),
+                &[tensors[0], tensors[1], lines, size_arg, step, backwards],
+            ),
+        }
+    }
 }
 
 /// For each row of `width` elements of the contiguous `x`: the largest, and where the first of them stands.

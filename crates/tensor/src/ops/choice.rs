@@ -175,6 +175,40 @@ impl Tensor {
         recorded(out, Op::Gather { from: *self.shape(), dim }, &[&x], |_| [keep(&index)])
     }
 
+    /// This tensor with each element of `src` added to the one along dimension `dim` that `index`, i64, says: `index` has the shape of
+    /// `src`, and that is this tensor's but for that dimension. Places that aren't there are as in [`Tensor::gather`], but that a GPU
+    /// leaves them out, and says so where a number is read.
+    ///
+    /// ```
+    /// use phalanx_tensor::{DType, Device, Tensor};
+    /// let device = Device::cpu(1);
+    /// // How often each of 3 words stands in a text.
+    /// let text = Tensor::from_slice(&device, &[2i64, 0, 2, 2], [4]);
+    /// let ones = Tensor::ones(&device, [4], DType::F32);
+    /// let counts = Tensor::zeros(&device, [3], DType::F32).scatter_add(0, &text, &ones);
+    /// assert_eq!(counts.to_vec::<f32>(), [1.0, 0.0, 3.0]);
+    /// ```
+    #[track_caller]
+    pub fn scatter_add(&self, dim: usize, index: &Tensor, src: &Tensor) -> Tensor {
+        self.check_dim("scatter_add", dim);
+        self.check_partner("scatter_add", src);
+        assert!(index.dtype() == DType::I64, "scatter_add: the index must be i64, got {}", index.dtype());
+        let (n, fits) =
+            (self.shape().n_dims(), |x: &Tensor| *x.shape() == self.shape().with(dim, x.dims()[dim]));
+        assert!(
+            src.shape().n_dims() == n && index.shape() == src.shape() && fits(src),
+            "scatter_add: {} at places {} along dimension {dim} of shape {}: all other dimensions are the same",
+            src.shape(),
+            index.shape(),
+            self.shape()
+        );
+        let (src, index) = (src.contiguous(), index.contiguous());
+        kernel::choice::check_places("scatter_add", &index, dim, self.shape());
+        let out = Tensor::stale(self.device(), *self.shape(), self.dtype);
+        kernel::choice::gather_gradient(&src, &index, dim, &out);
+        self + recorded(out, Op::Scatter { dim }, &[&src], |_| [keep(&index)])
+    }
+
     /// The slices along dimension `dim` that `ids`, i64 of (n), says, in that order; else as [`Tensor::gather`].
     #[track_caller]
     pub fn index_select(&self, dim: usize, ids: &Tensor) -> Tensor {

@@ -41,6 +41,57 @@ impl Tensor {
         recorded(out, Op::Conv2d(options), &inputs[..2 + usize::from(b.is_some())], |_| [keep(&x), keep(&w)])
     }
 
+    /// The transposed convolution of images (N, I, H, W) with kernels (I, O / groups, KH, KW), plus a bias of (O): (N, O, OH, OW) with OH =
+    /// (H - 1) stride - 2 padding + dilation (KH - 1) + 1 + `more`. It is the map by which [`Tensor::conv2d`] with these options, from O
+    /// channels to I, sends gradients back: each pixel adds a kernel times itself to the pixels around it, `stride` apart. Of the sizes
+    /// that such a convolution makes the same of, `more`, which is less than the stride, says by how much it is larger than the smallest
+    /// (PyTorch's `output_padding`).
+    ///
+    /// ```
+    /// use phalanx_tensor::{Conv2dOptions, Device, Tensor};
+    /// let device = Device::cpu(1);
+    /// let x = Tensor::from_slice(&device, &[1.0f32, 2.0], [1, 1, 1, 2]);
+    /// let kernel = Tensor::from_slice(&device, &[1.0f32, 1.0, 0.5], [1, 1, 1, 3]);
+    /// let options = Conv2dOptions { stride: [1, 2], ..Conv2dOptions::default() };
+    /// let y = x.conv_transpose2d(&kernel, None, options, [0, 0]);
+    /// assert_eq!(y.to_vec::<f32>(), [1.0, 1.0, 2.5, 2.0, 1.0]);
+    /// ```
+    #[track_caller]
+    pub fn conv_transpose2d(
+        &self,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        options: Conv2dOptions,
+        more: [usize; 2],
+    ) -> Tensor {
+        if let Some(dtype) = lowers([self, weight].into_iter().chain(bias)) {
+            let bias = bias.map(|bias| bias.lowered(dtype));
+            return self.lowered(dtype).conv_transpose2d(
+                &weight.lowered(dtype),
+                bias.as_ref(),
+                options,
+                more,
+            );
+        }
+        self.check_partner("conv_transpose2d", weight);
+        let shape = transposed_shape(self.shape(), weight.shape(), options, more);
+        let plan = conv_plan(&shape, weight.shape(), options);
+        let [images, kernels, outputs] = self.device().conv_orders(&plan);
+        let (x, w) = (self.arranged(outputs), weight.arranged(kernels));
+        let out = Tensor::stale_in(images, self.device(), shape, self.dtype);
+        kernel::conv::image_gradient(&x, &w, plan, &out);
+        let out = recorded(out, Op::ConvTranspose2d(options), &[&x, &w], |_| [keep(&x), keep(&w)]);
+        let Some(bias) = bias else { return out };
+        assert!(
+            bias.dims() == [plan.c],
+            "conv_transpose2d: a bias of shape {} with kernels of shape {} in {} groups",
+            bias.shape(),
+            weight.shape(),
+            options.groups
+        );
+        out.add(&bias.reshape([plan.c, 1, 1]))
+    }
+
     /// The largest of each window of an (N, C, H, W) image.
     #[track_caller]
     pub fn max_pool2d(&self, options: PoolOptions) -> Tensor {
@@ -149,6 +200,37 @@ pub(crate) fn conv_plan(x: &Shape, w: &Shape, options: Conv2dOptions) -> Plan {
         left / options.stride[d] + 1
     };
     Plan { n, c, h, w: wide, o, oh: size(0, h, kh), ow: size(1, wide, kw), kh, kw, options }
+}
+
+/// The shape that images become by a transposed convolution.
+#[track_caller]
+fn transposed_shape(x: &Shape, w: &Shape, options: Conv2dOptions, more: [usize; 2]) -> Shape {
+    let (&[n, c, h, wide], &[inputs, outputs, kh, kw]) = (x.dims(), w.dims()) else {
+        panic!(
+            "conv_transpose2d: images of shape {x} with kernels of shape {w}: (N, I, H, W) with (I, O / groups, KH, KW) would do"
+        );
+    };
+    assert!(
+        c == inputs && options.groups > 0 && inputs % options.groups == 0,
+        "conv_transpose2d: images of shape {x} with kernels of shape {w} in {} groups: the channels don't fit",
+        options.groups
+    );
+    let size = |d: usize, image: usize, kernel: usize| {
+        assert!(
+            more[d] < options.stride[d],
+            "conv_transpose2d: {more:?} more pixels with a stride of {:?}: fewer than that would do",
+            options.stride
+        );
+        let reach = image.checked_sub(1).zip(kernel.checked_sub(1)).and_then(|(pixels, taps)| {
+            let reach = options.dilation[d].checked_mul(taps)?.checked_add(1 + more[d])?;
+            let whole = pixels.checked_mul(options.stride[d])?.checked_add(reach)?;
+            whole.checked_sub(options.padding[d].checked_mul(2)?)
+        });
+        reach.filter(|&size| size > 0).unwrap_or_else(|| {
+            panic!("conv_transpose2d: images of shape {x} with kernels of shape {w} and {options:?} become nothing")
+        })
+    };
+    [n, outputs * options.groups, size(0, h, kh), size(1, wide, kw)].into()
 }
 
 #[track_caller]

@@ -1,10 +1,11 @@
 //! Elementwise arithmetic and functions, with NumPy's broadcasting. What a float of 16 bits and another f32 or float of 16 bits come to
-//! is f32.
+//! is f32. Whole numbers of 64 bits are computed with where that gives whole numbers; too large ones wrap around.
 
 use crate::dtype::DType;
 use crate::graph;
 use crate::kernel;
 use crate::op::{Binary, Op, Unary};
+use crate::ops::choice::Comparand;
 use crate::ops::{keep, recorded};
 use crate::shape::Order;
 use crate::tensor::Tensor;
@@ -104,6 +105,48 @@ impl Tensor {
         self.with(other, "minimum", Binary::Minimum, Op::Minimum)
     }
 
+    /// Whole numbers divided by others, or by a number, and rounded down, broadcasting. Dividing by 0 panics on a CPU; a GPU gives 0.
+    ///
+    /// ```
+    /// use phalanx_tensor::{Device, Tensor};
+    /// // Rows and columns of pixels 5 to 8 of an image that is 3 wide.
+    /// let pixels = Tensor::arange(&Device::cpu(1), 5..9);
+    /// assert_eq!(pixels.floor_div(3.0).to_vec::<i64>(), [1, 2, 2, 2]);
+    /// assert_eq!(pixels.remainder(3.0).to_vec::<i64>(), [2, 0, 1, 2]);
+    /// ```
+    #[track_caller]
+    pub fn floor_div(&self, other: impl Comparand) -> Tensor {
+        self.divided("floor_div", &other.beside(self), Binary::FloorDiv)
+    }
+
+    /// What whole numbers leave when they are divided as by [`Tensor::floor_div`]: it has the sign of the divisor, as in Python.
+    #[track_caller]
+    pub fn remainder(&self, other: impl Comparand) -> Tensor {
+        self.divided("remainder", &other.beside(self), Binary::Remainder)
+    }
+
+    #[track_caller]
+    fn divided(&self, name: &str, other: &Tensor, f: Binary) -> Tensor {
+        assert!(self.dtype == DType::I64, "{name}: of whole numbers, i64, got {}", self.dtype);
+        self.check_partner(name, other);
+        let Some(shape) = self.shape().broadcast(other.shape()) else {
+            panic!("{name}: shapes {} and {} don't broadcast", self.shape(), other.shape());
+        };
+        let out = Tensor::stale(self.device(), shape, self.dtype);
+        kernel::elementwise::binary(f, self, other, &out);
+        out
+    }
+
+    /// x where it is above 0, and elsewhere this multiple of it.
+    pub fn leaky_relu(&self, slope: f64) -> Tensor {
+        self.mapped(Unary::LeakyRelu(slope))
+    }
+
+    /// x where it is above 0, and elsewhere `alpha` (1 in most networks) times e^x - 1.
+    pub fn elu(&self, alpha: f64) -> Tensor {
+        self.mapped(Unary::Elu(alpha))
+    }
+
     /// `mul * self + add`.
     pub fn affine(&self, mul: f64, add: f64) -> Tensor {
         self.mapped(Unary::Affine { mul, add })
@@ -136,6 +179,8 @@ functions! {
     "max(x, 0)." relu => Relu;
     "x times the standard normal distribution function of x, exactly (PyTorch's default form)." gelu => Gelu;
     "x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2: GELU as GPT-2 approximates it." gelu_tanh => GeluTanh;
+    "x / (1 + exp(-x)): also known as swish." silu => Silu;
+    "ln(1 + exp(x)): max(x, 0) with a round corner." softplus => Softplus;
     "Sine of an angle in radians." sin => Sin;
     "Cosine of an angle in radians." cos => Cos;
     "Absolute value." abs => Abs;

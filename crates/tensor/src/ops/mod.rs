@@ -13,6 +13,7 @@ pub(crate) mod embedding;
 pub(crate) mod loss;
 pub(crate) mod matmul;
 pub(crate) mod norm;
+pub(crate) mod recurrent;
 pub(crate) mod reduce;
 pub(crate) mod samples;
 pub(crate) mod softmax;

@@ -7,6 +7,15 @@ use crate::ops::{keep, recorded};
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 
+/// Which way something goes along a dimension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Toward {
+    /// From its first element to its last.
+    End,
+    /// From its last to its first.
+    Beginning,
+}
+
 /// Whether a reduced dimension stays, with size 1, or goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
@@ -53,6 +62,69 @@ impl Tensor {
         }
         let n: usize = dims.iter().map(|&dim| self.dims()[dim]).product();
         self.sum(dims, keep) / n as f64
+    }
+
+    /// The variance over dimensions `dims`: the mean square distance from the mean, of all but `correction` of them. That is 1 for an
+    /// estimate from a sample, which is PyTorch's default, and 0 for the variance of the numbers themselves.
+    ///
+    /// ```
+    /// use phalanx_tensor::{Device, Keep, Tensor};
+    /// let x = Tensor::from_slice(&Device::cpu(1), &[1.0f64, 2.0, 6.0], [3]);
+    /// assert_eq!((x.var(&[0], Keep::No, 1).item(), x.var(&[0], Keep::No, 0).item()), (7.0, 14.0 / 3.0));
+    /// ```
+    #[track_caller]
+    pub fn var(&self, dims: &[usize], keep: Keep, correction: usize) -> Tensor {
+        self.check_dims("var", dims);
+        if self.dtype.is_half() {
+            return self.widened().var(dims, keep, correction).cast(self.dtype);
+        }
+        let n: usize = dims.iter().map(|&dim| self.dims()[dim]).product();
+        let apart = self - self.mean(dims, Keep::Yes);
+        apart.square().sum(dims, keep) / n.saturating_sub(correction) as f64
+    }
+
+    /// The square root of [`Tensor::var`].
+    #[track_caller]
+    pub fn std(&self, dims: &[usize], keep: Keep, correction: usize) -> Tensor {
+        self.var(dims, keep, correction).sqrt()
+    }
+
+    /// The logarithm of the sum of the exponentials along dimension `dim`, also of large numbers.
+    ///
+    /// ```
+    /// use phalanx_tensor::{Device, Keep, Tensor};
+    /// let x = Tensor::from_slice(&Device::cpu(1), &[1000.0f64, 1000.0], [2]);
+    /// assert_eq!(x.logsumexp(0, Keep::No).item(), 1000.0 + 2f64.ln());
+    /// ```
+    #[track_caller]
+    pub fn logsumexp(&self, dim: usize, keep: Keep) -> Tensor {
+        if self.is_raised() {
+            return self.widened().logsumexp(dim, keep);
+        }
+        let largest = self.detach().max(dim, Keep::Yes);
+        // Of nothing but -infinity, or with infinity, that is what the logarithm gives.
+        let shift = largest.masked_fill(&largest.abs().eq(f64::INFINITY), 0.0);
+        let sum = (self - &shift).exp().sum(&[dim], Keep::Yes).ln() + shift;
+        if keep == Keep::Yes { sum } else { sum.squeeze(dim) }
+    }
+
+    /// The sums of each element along dimension `dim` and all before it.
+    ///
+    /// ```
+    /// use phalanx_tensor::{Device, Tensor};
+    /// let x = Tensor::from_slice(&Device::cpu(1), &[1.0f32, 2.0, 3.0], [3]);
+    /// assert_eq!(x.cumsum(0).to_vec::<f32>(), [1.0, 3.0, 6.0]);
+    /// ```
+    #[track_caller]
+    pub fn cumsum(&self, dim: usize) -> Tensor {
+        self.check_dim("cumsum", dim);
+        if self.is_raised() {
+            return self.widened().cumsum(dim);
+        }
+        let x = self.contiguous();
+        let out = Tensor::stale(self.device(), *self.shape(), self.dtype);
+        kernel::reduce::running_sums(&x, dim, Toward::End, &out);
+        recorded(out, Op::RunningSum { dim }, &[&x], |_| [None])
     }
 
     #[track_caller]

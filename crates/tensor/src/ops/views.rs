@@ -112,9 +112,110 @@ impl Tensor {
     /// The tensors one after the other along `dim`; their other dimensions agree.
     #[track_caller]
     pub fn cat(tensors: &[&Tensor], dim: usize) -> Tensor {
-        let [first, rest @ ..] = tensors else { panic!("cat: needs at least one tensor") };
+        let first = tensors.first().unwrap_or_else(|| panic!("cat: needs at least one tensor"));
         first.check_dim("cat", dim);
-        rest.iter().fold((*first).clone(), |joined, next| joined.joined(next, dim))
+        if tensors.len() == 1 {
+            return (*first).clone();
+        }
+        // In halves: one after the other, each would be copied as often as there are others behind it.
+        let (left, right) = tensors.split_at(tensors.len() / 2);
+        Tensor::cat(left, dim).joined(&Tensor::cat(right, dim), dim)
+    }
+
+    /// The tensors, of one shape, side by side along a new dimension before dimension `dim`.
+    ///
+    /// ```
+    /// use phalanx_tensor::{Device, Tensor};
+    /// let device = Device::cpu(1);
+    /// let [a, b] = [[1.0f32, 2.0], [3.0, 4.0]].map(|x| Tensor::from_slice(&device, &x, [2]));
+    /// assert_eq!(Tensor::stack(&[&a, &b], 0).to_vec::<f32>(), [1.0, 2.0, 3.0, 4.0]);
+    /// assert_eq!(Tensor::stack(&[&a, &b], 1).to_vec::<f32>(), [1.0, 3.0, 2.0, 4.0]);
+    /// ```
+    #[track_caller]
+    pub fn stack(tensors: &[&Tensor], dim: usize) -> Tensor {
+        let first = tensors.first().unwrap_or_else(|| panic!("stack: needs at least one tensor"));
+        let line = |tensor: &&Tensor| {
+            assert!(
+                tensor.shape() == first.shape(),
+                "stack: shapes {} and {} differ",
+                first.shape(),
+                tensor.shape()
+            );
+            tensor.unsqueeze(dim)
+        };
+        let lines: Vec<Tensor> = tensors.iter().map(line).collect();
+        Tensor::cat(&lines.iter().collect::<Vec<_>>(), dim)
+    }
+
+    /// The stretches of `len` of dimension `dim`, the last of which may be shorter.
+    #[track_caller]
+    pub fn split(&self, len: usize, dim: usize) -> Vec<Tensor> {
+        self.check_dim("split", dim);
+        assert!(len > 0, "split: into stretches of 0 of dimension {dim} of shape {}", self.shape());
+        let all = self.dims()[dim];
+        (0..all).step_by(len).map(|start| self.narrow(dim, start, len.min(all - start))).collect()
+    }
+
+    /// Dimension `dim` in `n` stretches of the same length, but that the last may be shorter, or fewer where there isn't enough for so many.
+    #[track_caller]
+    pub fn chunk(&self, n: usize, dim: usize) -> Vec<Tensor> {
+        self.check_dim("chunk", dim);
+        assert!(n > 0, "chunk: dimension {dim} of shape {} into 0 stretches", self.shape());
+        self.split(self.dims()[dim].div_ceil(n).max(1), dim)
+    }
+
+    /// This tensor with so many times `value` before and after what there is along dimension `dim`.
+    ///
+    /// ```
+    /// use phalanx_tensor::{Device, Tensor};
+    /// let x = Tensor::from_slice(&Device::cpu(1), &[1.0f32, 2.0], [2]);
+    /// assert_eq!(x.pad(0, [1, 2], 0.5).to_vec::<f32>(), [0.5, 1.0, 2.0, 0.5, 0.5]);
+    /// ```
+    #[track_caller]
+    pub fn pad(&self, dim: usize, [before, after]: [usize; 2], value: f64) -> Tensor {
+        self.check_dim("pad", dim);
+        let len = self.dims()[dim];
+        let out =
+            Tensor::full(self.device(), self.shape().with(dim, before + len + after), value, self.dtype);
+        kernel::copy::copy(self, &out.seen_as(out.geometry.narrow(dim, before, len)));
+        recorded(out, Op::Pad { dim, start: before, len }, &[self], |_| [None])
+    }
+
+    /// Dimension `dim` from its end to its beginning.
+    #[track_caller]
+    pub fn flip(&self, dim: usize) -> Tensor {
+        self.check_dim("flip", dim);
+        let places: Vec<i64> = (0..self.dims()[dim] as i64).rev().collect();
+        self.index_select(dim, &Tensor::constant(self.device(), &places, [places.len()]))
+    }
+
+    /// The last two dimensions, rows and columns, with 0 above the diagonal that is this far right of the main one, or left of it.
+    ///
+    /// ```
+    /// use phalanx_tensor::{DType, Device, Tensor};
+    /// let x = Tensor::ones(&Device::cpu(1), [2, 3], DType::F32);
+    /// assert_eq!(x.tril(0).to_vec::<f32>(), [1.0, 0.0, 0.0, 1.0, 1.0, 0.0]);
+    /// assert_eq!(x.triu(1).to_vec::<f32>(), [0.0, 1.0, 1.0, 0.0, 0.0, 1.0]);
+    /// ```
+    #[track_caller]
+    pub fn tril(&self, diagonal: i64) -> Tensor {
+        self.masked_fill(&self.right_of_diagonal("tril").gt(diagonal as f64), 0.0)
+    }
+
+    /// The same with 0 below that diagonal.
+    #[track_caller]
+    pub fn triu(&self, diagonal: i64) -> Tensor {
+        self.masked_fill(&self.right_of_diagonal("triu").lt(diagonal as f64), 0.0)
+    }
+
+    /// How far right of the main diagonal each element of the last two dimensions stands.
+    #[track_caller]
+    fn right_of_diagonal(&self, op: &str) -> Tensor {
+        let &[.., rows, columns] = self.dims() else {
+            panic!("{op}: needs rows and columns, got shape {}", self.shape())
+        };
+        let along = |n: usize| Tensor::arange(self.device(), 0..n as i64);
+        along(columns) - along(rows).reshape([rows, 1])
     }
 
     #[track_caller]
