@@ -2,7 +2,7 @@
 
 /// Writes a struct with its `new` and its [`Module`](crate::Module): each row is a part's name, its type and how it is made from
 /// `new`'s arguments. Parameters are named after the rows, in their order. A part may also be an `Option` of a module, which
-/// does nothing where it is `None`.
+/// does nothing where it is `None`, or a `Vec` of modules, which are named by their numbers and come one after the other.
 ///
 /// ```
 /// use phalanx_nn::{Conv2d, Dropout, Linear, Module, module};

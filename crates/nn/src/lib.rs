@@ -57,15 +57,18 @@ mod head;
 pub use average::Average;
 pub use finite::NotFinite;
 pub use freeze::{BadFreeze, freeze, freeze_all};
-pub use layers::activation::{Gelu, LogSoftmax, Relu, Sigmoid, Tanh};
-pub use layers::conv::Conv2d;
+pub use layers::activation::{Elu, Gelu, LeakyRelu, LogSoftmax, Relu, Sigmoid, Silu, Softplus, Tanh};
+pub use layers::conv::{Conv1d, Conv2d, ConvTranspose2d};
 pub use layers::dropout::{Dropout, Dropout2d};
 pub use layers::embedding::Embedding;
 pub use layers::linear::{Linear, LinearInOut};
-pub use layers::norm::{BatchNorm2d, LayerNorm};
-pub use layers::pooling::{AdaptiveAvgPool2d, AvgPool2d, MaxPool2d};
+pub use layers::norm::{BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm, RmsNorm};
+pub use layers::pooling::{AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d, Upsample};
+pub use layers::recurrent::{Gru, Lstm, RecurrentConfig};
 pub use layers::sequential::{Flatten, Sequential};
-pub use layers::transformer::{EncoderLayerConfig, MultiheadAttention, TransformerEncoderLayer};
+pub use layers::transformer::{
+    MultiheadAttention, TransformerDecoderLayer, TransformerEncoderLayer, TransformerLayerConfig,
+};
 pub use loss::{Loss, OwnLoss, WeightedCrossEntropy};
 pub use module::{CrossEntropyInParts, Ctx, Module, Role, Visitor};
 pub use param::{Init, Param};

@@ -73,6 +73,19 @@ impl<M: Module + ?Sized> Module for Box<M> {
     }
 }
 
+/// Modules one after the other, named "0", "1" and so on, as a list of PyTorch's has them: of a length that is known late.
+impl<M: Module> Module for Vec<M> {
+    fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+        self.iter().fold(x.clone(), |x, module| module.forward(&x, ctx))
+    }
+
+    fn visit(&mut self, v: &mut Visitor<'_>) {
+        for (i, module) in self.iter_mut().enumerate() {
+            v.child(&i.to_string(), module);
+        }
+    }
+}
+
 /// A part that may be left out, and then does nothing.
 impl<M: Module> Module for Option<M> {
     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {

@@ -1,10 +1,12 @@
 //! Each layer and loss against PyTorch, forward and backward. `golden/layers.py` made the figures.
 
 use phalanx_nn::{
-    AvgPool2d, Conv2d, Ctx, Dropout, Dropout2d, Embedding, Flatten, Gelu, Init, LayerNorm, Linear,
-    LogSoftmax, Loss, MaxPool2d, Module, Parameters, Relu, Sequential, Sigmoid, Tanh, Weights,
+    AvgPool1d, AvgPool2d, BatchNorm1d, Conv1d, Conv2d, ConvTranspose2d, Ctx, Dropout, Dropout2d, Elu,
+    Embedding, Flatten, Gelu, GroupNorm, Gru, Init, LayerNorm, LeakyRelu, Linear, LogSoftmax, Loss, Lstm,
+    MaxPool1d, MaxPool2d, Module, Parameters, RecurrentConfig, Relu, RmsNorm, Sequential, Sigmoid, Silu,
+    Softplus, Tanh, Upsample, Weights, module,
 };
-use phalanx_tensor::{DType, Device, PoolOptions, Shape, Tensor};
+use phalanx_tensor::{DType, Device, Philox, PoolOptions, Shape, Tensor};
 use serde_json::Value;
 
 /// Rounding of float32 sums of up to a hundred products of numbers of about 1.
@@ -34,7 +36,12 @@ fn same(what: &str, got: &Tensor, want: &Value) {
 
 /// Holds a module's output, and the gradients of its input and parameters, against the case of this name.
 #[track_caller]
-fn check(device: &Device, name: &str, mut module: impl Module) {
+fn check(device: &Device, name: &str, module: impl Module) {
+    check_in(device, name, module, Ctx::eval());
+}
+
+#[track_caller]
+fn check_in(device: &Device, name: &str, mut module: impl Module, mut ctx: Ctx) {
     let golden = golden();
     let case = &golden["cases"][name];
     let parameters = Parameters::build(&mut module, device, 0);
@@ -42,7 +49,9 @@ fn check(device: &Device, name: &str, mut module: impl Module) {
     for (name, value) in case["parameters"].as_object().unwrap() {
         weights.push(name.clone(), shape(value), &values(value));
     }
-    parameters.load(&weights).unwrap();
+    let left = parameters.load_matching(&weights);
+    assert!(left.missing.iter().all(|name| parameters.buffer_names().contains(name)), "{left:?}");
+    assert!(left.unexpected.is_empty() && left.misshaped.is_empty(), "{left:?}");
     let ids = case.get("dx").is_none();
     let x = if ids {
         let ids: Vec<i64> = values(&case["x"]).iter().map(|&v| v as i64).collect();
@@ -50,7 +59,7 @@ fn check(device: &Device, name: &str, mut module: impl Module) {
     } else {
         Tensor::from_slice(device, &values(&case["x"]), shape(&case["x"])).requires_grad()
     };
-    let y = module.forward(&x, &mut Ctx::eval());
+    let y = module.forward(&x, &mut ctx);
     same(&format!("{name}, output"), &y, &case["y"]);
     let push = Tensor::from_slice(device, &values(&case["push"]), shape(&case["push"]));
     let grads = (&y * &push).sum_all().backward();
@@ -85,6 +94,101 @@ fn layers_compute_what_pytorch_computes() {
     check(&device, "log_softmax", LogSoftmax);
     let layers = Sequential::new().then(Conv2d::new(1, 2, 3)).then(Relu).then(Flatten);
     check(&device, "sequential", layers.then(Linear::new(12, 3)).then(Tanh));
+    check(&device, "silu", Silu);
+    check(&device, "softplus", Softplus);
+    check(&device, "leaky_relu", LeakyRelu(0.01));
+    check(&device, "elu", Elu(1.5));
+    check(&device, "group_norm", GroupNorm::new(2, 6));
+    check(&device, "group_norm_of_rows", GroupNorm::new(2, 6));
+    check(&device, "instance_norm", GroupNorm::new(3, 3));
+    check(&device, "rms_norm", RmsNorm::new(6));
+}
+
+#[test]
+fn layers_of_sequences_and_transposed_ones_compute_what_pytorch_computes() {
+    let device = Device::cpu(2);
+    check(&device, "conv1d", Conv1d::new(2, 3, 3));
+    check(&device, "conv1d_all_options", Conv1d::new(4, 6, 3).stride(2).padding(2).dilation(2).groups(2));
+    check(&device, "conv_transpose", ConvTranspose2d::new(3, 2, 3));
+    let all = ConvTranspose2d::new(4, 6, 3).stride(3).padding(2).output_padding(1).dilation(2).groups(2);
+    check(&device, "conv_transpose_all_options", all);
+    let without = ConvTranspose2d::new(2, 3, 4).stride(2).padding(1).without_bias();
+    check(&device, "conv_transpose_without_bias", without);
+    check(&device, "max_pool1d", MaxPool1d::new(3).stride(2).padding(1));
+    check(&device, "avg_pool1d", AvgPool1d::new(3).stride(2).padding(1));
+    check(&device, "upsample", Upsample(2));
+    let training = || Ctx::train(0, 0, [0, 1].into());
+    check_in(&device, "batch_norm1d", BatchNorm1d::new(3), training());
+    check_in(&device, "batch_norm1d_of_sequences", BatchNorm1d::new(3), training());
+}
+
+#[test]
+fn recurrent_layers_compute_what_pytorch_computes() {
+    let device = Device::cpu(2);
+    let plain = RecurrentConfig::default();
+    let all = RecurrentConfig { layers: 2, both_ways: true, ..plain };
+    check(&device, "lstm", Lstm::new(3, 5, plain));
+    check(&device, "lstm_all_options", Lstm::new(3, 4, all));
+    check(&device, "gru", Gru::new(3, 5, plain));
+    check(&device, "gru_all_options", Gru::new(3, 4, all));
+}
+
+#[test]
+fn a_sequence_in_two_parts_comes_to_what_it_comes_to_in_one() {
+    let device = Device::cpu(1);
+    let config = RecurrentConfig { layers: 2, ..RecurrentConfig::default() };
+    let (mut lstm, mut gru) = (Lstm::new(3, 4, config), Gru::new(3, 4, config));
+    let _parameters = [Parameters::build(&mut lstm, &device, 1), Parameters::build(&mut gru, &device, 2)];
+    let x = Tensor::normal(&device, [2, 7, 3], 0.0, 1.0, DType::F32, Philox::new(3, 4));
+    let (first, second) = (x.narrow(1, 0, 3), x.narrow(1, 3, 4));
+    let mut ctx = Ctx::eval();
+    let near = |a: &Tensor, b: &Tensor| {
+        let pairs = a.to_vec::<f32>().into_iter().zip(b.to_vec::<f32>());
+        assert!(pairs.into_iter().all(|(a, b)| (a - b).abs() < 1e-6), "{a:?} {b:?}");
+    };
+    let (whole, state) = lstm.forward_from(&x, None, &mut ctx);
+    let (a, between) = lstm.forward_from(&first, None, &mut ctx);
+    let (b, end) = lstm.forward_from(&second, Some(&between), &mut ctx);
+    near(&whole, &Tensor::cat(&[&a, &b], 1));
+    state.iter().zip(&end).for_each(|(a, b)| near(a, b));
+    near(&state[0].narrow(0, 1, 1).squeeze(0), &whole.narrow(1, 6, 1).squeeze(1));
+    let (whole, state) = gru.forward_from(&x, None, &mut ctx);
+    let (a, between) = gru.forward_from(&first, None, &mut ctx);
+    let (b, end) = gru.forward_from(&second, Some(&between), &mut ctx);
+    near(&whole, &Tensor::cat(&[&a, &b], 1));
+    near(&state, &end);
+}
+
+#[test]
+fn dropout_between_recurrent_layers_belongs_to_samples() {
+    let device = Device::cpu(1);
+    let mut lstm = Lstm::new(3, 8, RecurrentConfig { layers: 2, both_ways: true, dropout: 0.5 });
+    let _parameters = Parameters::build(&mut lstm, &device, 1);
+    let x = Tensor::normal(&device, [3, 5, 3], 0.0, 1.0, DType::F32, Philox::new(3, 4));
+    let run = |x: &Tensor, samples: &[u64]| lstm.forward(x, &mut Ctx::train(1, 2, samples.into()));
+    let both = run(&x, &[4, 7, 9]);
+    let alone = run(&x.narrow(0, 1, 1), &[7]);
+    assert_eq!(both.narrow(0, 1, 1).to_vec::<f32>(), alone.to_vec::<f32>());
+    assert_ne!(alone.to_vec::<f32>(), lstm.forward(&x.narrow(0, 1, 1), &mut Ctx::eval()).to_vec::<f32>());
+}
+
+#[test]
+fn a_list_of_modules_is_a_part_like_any_other() {
+    module! {
+        struct Deep(layers: usize) {
+            hidden: Vec<Linear> = (0..layers).map(|_| Linear::new(3, 3)).collect(),
+            out: Linear = Linear::new(3, 1),
+        }
+
+        fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+            self.out.forward(&self.hidden.iter().fold(x.clone(), |x, layer| layer.forward(&x, ctx).relu()), ctx)
+        }
+    }
+    let (mut deep, device) = (Deep::new(2), Device::cpu(1));
+    let parameters = Parameters::build(&mut deep, &device, 0);
+    assert_eq!(parameters.names()[..3], ["hidden.0.weight", "hidden.0.bias", "hidden.1.weight"]);
+    let x = Tensor::ones(&device, [2, 3], DType::F32);
+    assert_eq!(deep.forward(&x, &mut Ctx::eval()).dims(), [2, 1]);
 }
 
 /// A loss as a module, so that it is checked like one.

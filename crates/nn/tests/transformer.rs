@@ -1,14 +1,15 @@
-//! The encoder's layer against PyTorch's. `golden/transformer.py` made the figures.
+//! The layers of an encoder and of a decoder against PyTorch's. `golden/transformer.py` made the figures.
 
 mod unit;
 
-use phalanx_nn::{Ctx, EncoderLayerConfig, Module, Parameters, TransformerEncoderLayer};
-use phalanx_tensor::{Device, Shape, Tensor};
+use phalanx_nn::TransformerDecoderLayer;
+use phalanx_nn::{Ctx, Module, Parameters, TransformerEncoderLayer, TransformerLayerConfig};
+use phalanx_tensor::{DType, Device, Shape, Tensor};
 use unit::unit;
 
 /// Float32 rounding through a layer, relative to the largest of 1 and the figure.
 const TOLERANCE: f64 = 2e-5;
-const CONFIG: EncoderLayerConfig = EncoderLayerConfig {
+const CONFIG: TransformerLayerConfig = TransformerLayerConfig {
     width: 6,
     heads: 2,
     hidden: 10,
@@ -36,7 +37,7 @@ fn norm(x: &Tensor) -> f64 {
 #[test]
 fn an_encoders_layer_gives_pytorchs_outputs_and_gradients() {
     let golden: serde_json::Value = serde_json::from_str(include_str!("golden/transformer.json")).unwrap();
-    let first = EncoderLayerConfig { norm_first: true, activation: Tensor::gelu, ..CONFIG };
+    let first = TransformerLayerConfig { norm_first: true, activation: Tensor::gelu, ..CONFIG };
     let cases = [("after", CONFIG, false), ("after, masked", CONFIG, true), ("first, masked", first, true)];
     for (case, config, is_masked) in cases {
         let (device, golden) = (Device::cpu(2), &golden[case]);
@@ -67,9 +68,47 @@ fn an_encoders_layer_gives_pytorchs_outputs_and_gradients() {
 }
 
 #[test]
+fn a_decoders_layer_gives_pytorchs_outputs_and_gradients() {
+    let golden: serde_json::Value = serde_json::from_str(include_str!("golden/transformer.json")).unwrap();
+    let first = TransformerLayerConfig { norm_first: true, activation: Tensor::gelu, ..CONFIG };
+    for (case, config) in [("decoder, after", CONFIG), ("decoder, first", first)] {
+        let (device, golden) = (Device::cpu(2), &golden[case]);
+        let mut layer = TransformerDecoderLayer::new(config);
+        let parameters = Parameters::build(&mut layer, &device, 0);
+        for k in 0..parameters.names().len() {
+            let value = parameters.value(k);
+            value.copy_from(&values(&device, k as u64, *value.shape(), 0.5));
+        }
+        let seen = Tensor::from_slice(&device, &[1.0f32, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0], [2, 1, 1, 4]);
+        let causal = Tensor::ones(&device, [3, 3], DType::F32).tril(0);
+        let x = values(&device, 100, [2, 3, 6], 1.0).requires_grad();
+        let memory = values(&device, 102, [2, 4, 6], 1.0).requires_grad();
+        let y = layer.forward_to(&x, &memory, [Some(&causal), Some(&seen)], &mut Ctx::eval());
+        for (i, (got, want)) in y.to_vec::<f32>().iter().zip(golden["output"].as_array().unwrap()).enumerate()
+        {
+            same(&format!("{case}, number {i}"), f64::from(*got), want);
+        }
+        let grads = (&y * values(&device, 101, [2, 3, 6], 1.0)).sum_all().backward();
+        same(&format!("{case}, gradient of the input"), norm(grads.get(&x).unwrap()), &golden["input"]);
+        same(
+            &format!("{case}, gradient of the memory"),
+            norm(grads.get(&memory).unwrap()),
+            &golden["memory"],
+        );
+        let want = golden["parameters"].as_array().unwrap();
+        assert_eq!(parameters.names().len(), want.len(), "{case}");
+        for (i, (name, want)) in parameters.names().iter().zip(want).enumerate() {
+            assert_eq!(*name, want[0].as_str().unwrap(), "{case}");
+            let grad = norm(&parameters.grads().arena().tensor(i));
+            same(&format!("{case}, gradient of {name}"), grad, &want[2]);
+        }
+    }
+}
+
+#[test]
 fn what_fills_up_a_sample_changes_nothing_of_it() {
     let device = Device::cpu(1);
-    let mut layer = TransformerEncoderLayer::new(EncoderLayerConfig { dropout: 0.2, ..CONFIG });
+    let mut layer = TransformerEncoderLayer::new(TransformerLayerConfig { dropout: 0.2, ..CONFIG });
     let _parameters = Parameters::build(&mut layer, &device, 1);
     let ctx = || Ctx::train(3, 5, [7].into());
     let x = values(&device, 1, [1, 3, 6], 1.0);

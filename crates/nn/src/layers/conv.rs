@@ -1,4 +1,4 @@
-//! Two-dimensional convolution.
+//! Convolutions of images and of sequences, and transposed ones, which make larger images of small ones.
 
 use crate::module::{Ctx, Module, Visitor};
 use crate::param::{Init, Param};
@@ -78,8 +78,7 @@ impl Conv2d {
     #[track_caller]
     pub fn groups(mut self, groups: usize) -> Conv2d {
         let [inputs, outputs] = self.channels;
-        let divides = groups > 0 && inputs.is_multiple_of(groups) && outputs.is_multiple_of(groups);
-        assert!(divides, "Conv2d: {inputs} and {outputs} channels don't fall into {groups} groups");
+        check_groups("Conv2d", [inputs, outputs], groups);
         let (k, init) = (self.kernel, Init::fan_in(inputs / groups * self.kernel * self.kernel));
         self.weight = weight([outputs, inputs / groups, k, k], self.init.unwrap_or(init), groups);
         self.bias = self.bias.map(|_| Param::new([outputs], init));
@@ -110,5 +109,187 @@ impl Module for Conv2d {
             v.param("bias", bias);
         }
         v.seam("", &mut self.seam);
+    }
+}
+
+/// Convolution of (N, C, L) sequences. Parameters `weight` (outputs, inputs / groups, k) and `bias` (outputs), both starting evenly in
+/// +-1 / sqrt(inputs / groups * k). It is done as one of images that are one pixel high.
+///
+/// ```
+/// use phalanx_nn::{Conv1d, Ctx, Module, Parameters};
+/// use phalanx_tensor::{DType, Device, Tensor};
+///
+/// let device = Device::cpu(1);
+/// let mut layer = Conv1d::new(3, 8, 5).stride(2).padding(2);
+/// let _parameters = Parameters::build(&mut layer, &device, 0);
+/// let x = Tensor::ones(&device, [2, 3, 32], DType::F32);
+/// assert_eq!(layer.forward(&x, &mut Ctx::eval()).dims(), [2, 8, 16]);
+/// ```
+pub struct Conv1d {
+    weight: Param,
+    bias: Option<Param>,
+    options: Conv2dOptions,
+}
+
+impl Conv1d {
+    /// A layer with a bias, stride 1 and no padding.
+    pub fn new(inputs: usize, outputs: usize, kernel: usize) -> Conv1d {
+        let init = Init::fan_in(inputs * kernel);
+        Conv1d {
+            weight: Param::new([outputs, inputs, kernel], init),
+            bias: Some(Param::new([outputs], init)),
+            options: Conv2dOptions::default(),
+        }
+    }
+
+    /// The same layer without its bias.
+    pub fn without_bias(self) -> Conv1d {
+        Conv1d { bias: None, ..self }
+    }
+
+    /// The same layer, moving `stride` positions from one output to the next.
+    pub fn stride(mut self, stride: usize) -> Conv1d {
+        self.options.stride[1] = stride;
+        self
+    }
+
+    /// The same layer with `padding` zeros at both ends.
+    pub fn padding(mut self, padding: usize) -> Conv1d {
+        self.options.padding[1] = padding;
+        self
+    }
+
+    /// The same layer with `dilation` positions from one tap of the kernel to the next.
+    pub fn dilation(mut self, dilation: usize) -> Conv1d {
+        self.options.dilation[1] = dilation;
+        self
+    }
+
+    /// The same layer with its channels in `groups` that don't see each other. Panics if the channels don't divide.
+    #[track_caller]
+    pub fn groups(mut self, groups: usize) -> Conv1d {
+        let &[outputs, held, kernel] = self.weight.shape.dims() else { unreachable!("as `new` made it") };
+        let inputs = held * self.options.groups;
+        check_groups("Conv1d", [inputs, outputs], groups);
+        let init = Init::fan_in(inputs / groups * kernel);
+        self.weight = Param::new([outputs, inputs / groups, kernel], init);
+        self.bias = self.bias.map(|_| Param::new([outputs], init));
+        self.options.groups = groups;
+        self
+    }
+}
+
+#[track_caller]
+fn check_groups(layer: &str, [inputs, outputs]: [usize; 2], groups: usize) {
+    let divides = groups > 0 && inputs.is_multiple_of(groups) && outputs.is_multiple_of(groups);
+    assert!(divides, "{layer}: {inputs} and {outputs} channels don't fall into {groups} groups");
+}
+
+impl Module for Conv1d {
+    /// (N, inputs, L) to (N, outputs, L').
+    fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
+        x.unsqueeze(2).conv2d(&self.weight.unsqueeze(2), self.bias.as_deref(), self.options).squeeze(2)
+    }
+
+    fn visit(&mut self, v: &mut Visitor<'_>) {
+        v.param("weight", &mut self.weight);
+        if let Some(bias) = &mut self.bias {
+            v.param("bias", bias);
+        }
+    }
+}
+
+/// Transposed convolution of (N, C, H, W) images with square kernels: each pixel adds a kernel times itself to the pixels around it.
+/// Parameters `weight` (inputs, outputs / groups, k, k) and `bias` (outputs), both starting evenly in +-1 / sqrt(outputs / groups * k * k),
+/// as PyTorch's do.
+///
+/// ```
+/// use phalanx_nn::{ConvTranspose2d, Ctx, Module, Parameters};
+/// use phalanx_tensor::{DType, Device, Tensor};
+///
+/// let device = Device::cpu(1);
+/// let mut twice = ConvTranspose2d::new(8, 3, 4).stride(2).padding(1);
+/// let _parameters = Parameters::build(&mut twice, &device, 0);
+/// let x = Tensor::ones(&device, [2, 8, 16, 16], DType::F32);
+/// assert_eq!(twice.forward(&x, &mut Ctx::eval()).dims(), [2, 3, 32, 32]);
+/// ```
+pub struct ConvTranspose2d {
+    weight: Param,
+    bias: Option<Param>,
+    options: Conv2dOptions,
+    more: [usize; 2],
+}
+
+impl ConvTranspose2d {
+    /// A layer with a bias, stride 1 and no padding.
+    pub fn new(inputs: usize, outputs: usize, kernel: usize) -> ConvTranspose2d {
+        ConvTranspose2d {
+            weight: transposed_weight([inputs, outputs], kernel, 1),
+            bias: Some(Param::new([outputs], Init::fan_in(outputs * kernel * kernel))),
+            options: Conv2dOptions::default(),
+            more: [0, 0],
+        }
+    }
+
+    /// The same layer without its bias.
+    pub fn without_bias(self) -> ConvTranspose2d {
+        ConvTranspose2d { bias: None, ..self }
+    }
+
+    /// The same layer, whose pixels come to lie `stride` apart.
+    pub fn stride(mut self, stride: usize) -> ConvTranspose2d {
+        self.options.stride = [stride, stride];
+        self
+    }
+
+    /// The same layer, whose images lose `padding` pixels on every side.
+    pub fn padding(mut self, padding: usize) -> ConvTranspose2d {
+        self.options.padding = [padding, padding];
+        self
+    }
+
+    /// The same layer, whose images get `more` rows and columns at the bottom and on the right: less than the stride.
+    pub fn output_padding(mut self, more: usize) -> ConvTranspose2d {
+        self.more = [more, more];
+        self
+    }
+
+    /// The same layer with `dilation` pixels from one tap of the kernel to the next.
+    pub fn dilation(mut self, dilation: usize) -> ConvTranspose2d {
+        self.options.dilation = [dilation, dilation];
+        self
+    }
+
+    /// The same layer with its channels in `groups` that don't see each other. Panics if the channels don't divide.
+    #[track_caller]
+    pub fn groups(mut self, groups: usize) -> ConvTranspose2d {
+        let &[inputs, held, kernel, _] = self.weight.shape.dims() else { unreachable!("as `new` made it") };
+        let outputs = held * self.options.groups;
+        check_groups("ConvTranspose2d", [inputs, outputs], groups);
+        self.weight = transposed_weight([inputs, outputs], kernel, groups);
+        self.bias = self.bias.map(|_| Param::new([outputs], self.weight.init));
+        self.options.groups = groups;
+        self
+    }
+}
+
+/// Kernels lie as the convolution the other way works on them.
+fn transposed_weight([inputs, outputs]: [usize; 2], kernel: usize, groups: usize) -> Param {
+    let init = Init::fan_in(outputs / groups * kernel * kernel);
+    let order = Conv2dOptions::kernel_order([outputs, inputs], groups);
+    Param::new([inputs, outputs / groups, kernel, kernel], init).in_order(order)
+}
+
+impl Module for ConvTranspose2d {
+    /// (N, inputs, H, W) to (N, outputs, H', W').
+    fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
+        x.conv_transpose2d(&self.weight, self.bias.as_deref(), self.options, self.more)
+    }
+
+    fn visit(&mut self, v: &mut Visitor<'_>) {
+        v.param("weight", &mut self.weight);
+        if let Some(bias) = &mut self.bias {
+            v.param("bias", bias);
+        }
     }
 }

@@ -7,5 +7,6 @@ pub(crate) mod embedding;
 pub(crate) mod linear;
 pub(crate) mod norm;
 pub(crate) mod pooling;
+pub(crate) mod recurrent;
 pub(crate) mod sequential;
 pub(crate) mod transformer;

@@ -3,7 +3,7 @@
 use crate::module::{Ctx, Module, Visitor};
 use crate::param::{Init, Param};
 use crate::seam::Seam;
-use phalanx_tensor::{ChannelStats, DType, Running, Tensor, Then, autocast_dtype};
+use phalanx_tensor::{ChannelStats, DType, Keep, Running, Tensor, Then, autocast_dtype};
 
 /// Normalises each row to mean 0 and variance 1, then scales and shifts. Parameters `weight` (ones) and `bias` (zeros).
 ///
@@ -162,5 +162,147 @@ impl Module for BatchNorm2d {
         v.param("bias", &mut self.bias);
         v.buffer("running_mean", &mut self.running_mean);
         v.buffer("running_var", &mut self.running_var);
+    }
+}
+
+/// As [`BatchNorm2d`], of rows (N, C) or sequences (N, C, L).
+///
+/// ```
+/// use phalanx_nn::{BatchNorm1d, Ctx, Module, Parameters};
+/// use phalanx_tensor::{Device, Tensor};
+///
+/// let device = Device::cpu(1);
+/// let mut layer = BatchNorm1d::new(1);
+/// let _parameters = Parameters::build(&mut layer, &device, 0);
+/// let x = Tensor::from_slice(&device, &[3.0f32, 7.0], [2, 1]);
+/// let y = layer.forward(&x, &mut Ctx::train(0, 0, [0, 1].into())).to_vec::<f32>();
+/// assert!((y[0] + 1.0).abs() < 1e-5 && (y[1] - 1.0).abs() < 1e-5);
+/// ```
+pub struct BatchNorm1d(BatchNorm2d);
+
+impl BatchNorm1d {
+    /// For `channels` channels, with PyTorch's eps of 1e-5 and momentum of 0.1.
+    pub fn new(channels: usize) -> BatchNorm1d {
+        BatchNorm1d(BatchNorm2d::new(channels))
+    }
+
+    /// The same layer, whose running statistics move by this share of the way in every training pass.
+    pub fn momentum(self, momentum: f64) -> BatchNorm1d {
+        BatchNorm1d(self.0.momentum(momentum))
+    }
+}
+
+impl Module for BatchNorm1d {
+    /// (N, C) or (N, C, L) to the same. A training pass over a single value a channel panics.
+    fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+        let (n, channels, len) = match *x.dims() {
+            [n, channels] => (n, channels, 1),
+            [n, channels, len] => (n, channels, len),
+            _ => panic!("BatchNorm1d: of shape {}: (N, C) or (N, C, L) would do", x.shape()),
+        };
+        self.0.forward(&x.reshape([n, channels, 1, len]), ctx).reshape(*x.shape())
+    }
+
+    fn visit(&mut self, v: &mut Visitor<'_>) {
+        self.0.visit(v);
+    }
+}
+
+/// Normalises the channels of each sample in groups, each group over all of its pixels, to mean 0 and variance 1, then scales and shifts each
+/// channel: Wu and He, "Group Normalization", 2018. It knows of no other samples, so it is the same with batches of any size. Parameters
+/// `weight` (ones) and `bias` (zeros), of (C). With as many groups as channels it normalises each channel of a sample by itself (PyTorch's
+/// `InstanceNorm2d(affine=True)`).
+///
+/// ```
+/// use phalanx_nn::{Ctx, GroupNorm, Module, Parameters};
+/// use phalanx_tensor::{Device, Tensor};
+///
+/// let device = Device::cpu(1);
+/// let mut layer = GroupNorm::new(2, 4);
+/// let _parameters = Parameters::build(&mut layer, &device, 0);
+/// let x = Tensor::from_slice(&device, &[3.0f32, 7.0, 100.0, 300.0], [1, 4, 1, 1]);
+/// let y = layer.forward(&x, &mut Ctx::eval()).to_vec::<f32>();
+/// assert!(y.iter().zip([-1.0, 1.0, -1.0, 1.0]).all(|(y, want)| (y - want).abs() < 1e-5));
+/// ```
+pub struct GroupNorm {
+    weight: Param,
+    bias: Param,
+    groups: usize,
+    eps: f64,
+}
+
+impl GroupNorm {
+    /// Of `channels` channels in `groups` groups, with PyTorch's eps of 1e-5. Panics unless they divide.
+    #[track_caller]
+    pub fn new(groups: usize, channels: usize) -> GroupNorm {
+        let divides = groups > 0 && channels.is_multiple_of(groups);
+        assert!(divides, "GroupNorm: {channels} channels don't fall into {groups} groups");
+        let part = |value| Param::new([channels], Init::Constant(value));
+        GroupNorm { weight: part(1.0), bias: part(0.0), groups, eps: 1e-5 }
+    }
+}
+
+impl Module for GroupNorm {
+    /// (N, C, ...) to the same.
+    fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
+        let channels = self.weight.count();
+        let &[n, c, ref pixels @ ..] = x.dims() else {
+            panic!("GroupNorm: of shape {}: (N, C, ...) would do", x.shape())
+        };
+        assert!(c == channels, "GroupNorm: {channels} channels, got shape {}", x.shape());
+        let pixels: usize = pixels.iter().product();
+        let rows = x.reshape([n * self.groups, c / self.groups * pixels]);
+        let normal = rows.layer_norm(1, None, None, self.eps).reshape([n, c, pixels]);
+        let [weight, bias] = [&self.weight, &self.bias].map(|part| part.reshape([c, 1]));
+        (normal * weight + bias).reshape(*x.shape())
+    }
+
+    fn visit(&mut self, v: &mut Visitor<'_>) {
+        v.param("weight", &mut self.weight);
+        v.param("bias", &mut self.bias);
+    }
+}
+
+/// Divides each row by the root of its mean square, then scales: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
+/// Parameter `weight` (ones).
+///
+/// ```
+/// use phalanx_nn::{Ctx, Module, Parameters, RmsNorm};
+/// use phalanx_tensor::{Device, Tensor};
+///
+/// let device = Device::cpu(1);
+/// let mut layer = RmsNorm::new(2);
+/// let _parameters = Parameters::build(&mut layer, &device, 0);
+/// let x = Tensor::from_slice(&device, &[1.0f32, 7.0], [1, 2]);
+/// let y = layer.forward(&x, &mut Ctx::eval()).to_vec::<f32>();
+/// assert!((y[0] - 0.2).abs() < 1e-6 && (y[1] - 1.4).abs() < 1e-6);
+/// ```
+pub struct RmsNorm {
+    weight: Param,
+    eps: f64,
+}
+
+impl RmsNorm {
+    /// Over the last dimension, of `width` numbers, with PyTorch's eps, the distance of 1 and the next number of float32.
+    pub fn new(width: usize) -> RmsNorm {
+        RmsNorm { weight: Param::new([width], Init::Constant(1.0)), eps: f64::from(f32::EPSILON) }
+    }
+
+    /// The same layer with another number added to the mean square.
+    pub fn eps(self, eps: f64) -> RmsNorm {
+        RmsNorm { eps, ..self }
+    }
+}
+
+impl Module for RmsNorm {
+    /// (..., width) to the same.
+    fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
+        let last = x.shape().n_dims() - 1;
+        let square = x.square().mean(&[last], Keep::Yes) + self.eps;
+        x * square.powf(-0.5) * &*self.weight
+    }
+
+    fn visit(&mut self, v: &mut Visitor<'_>) {
+        v.param("weight", &mut self.weight);
     }
 }

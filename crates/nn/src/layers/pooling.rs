@@ -1,4 +1,4 @@
-//! Pooling layers.
+//! Pooling layers, and those that make images larger.
 
 use crate::module::{Ctx, Module, Visitor};
 use phalanx_tensor::{CountPadding, PoolOptions, Tensor};
@@ -87,6 +87,91 @@ impl Module for AdaptiveAvgPool2d {
     /// (N, C, H, W) to (N, C, the size).
     fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
         x.adaptive_avg_pool2d(self.0)
+    }
+
+    fn visit(&mut self, _: &mut Visitor<'_>) {}
+}
+
+/// The largest of each window of a sequence.
+///
+/// ```
+/// use phalanx_nn::{Ctx, MaxPool1d, Module};
+/// use phalanx_tensor::{Device, Tensor};
+///
+/// let x = Tensor::from_slice(&Device::cpu(1), &[1.0f32, 2.0, 4.0, 3.0], [1, 1, 4]);
+/// assert_eq!(MaxPool1d::new(2).forward(&x, &mut Ctx::eval()).to_vec::<f32>(), [2.0, 4.0]);
+/// ```
+pub struct MaxPool1d(PoolOptions);
+
+/// The mean of each window of a sequence, padding counted as zeros.
+///
+/// ```
+/// use phalanx_nn::{AvgPool1d, Ctx, Module};
+/// use phalanx_tensor::{Device, Tensor};
+///
+/// let x = Tensor::from_slice(&Device::cpu(1), &[1.0f32, 2.0, 4.0, 3.0], [1, 1, 4]);
+/// assert_eq!(AvgPool1d::new(2).forward(&x, &mut Ctx::eval()).to_vec::<f32>(), [1.5, 3.5]);
+/// ```
+pub struct AvgPool1d(PoolOptions);
+
+/// One row a layer of sequences: its name, and what it does with images that are one pixel high.
+macro_rules! of_sequences {
+    ($($name:ident, |$x:ident, $options:ident| $pool:expr;)*) => {$(
+        impl $name {
+            /// Windows of k positions that touch but don't overlap.
+            pub fn new(k: usize) -> $name {
+                $name(PoolOptions { kernel: [1, k], stride: [1, k], padding: [0, 0] })
+            }
+
+            /// The same layer, moving `stride` positions from one window to the next.
+            pub fn stride(mut self, stride: usize) -> $name {
+                self.0.stride[1] = stride;
+                self
+            }
+
+            /// The same layer with `padding` positions at both ends.
+            pub fn padding(mut self, padding: usize) -> $name {
+                self.0.padding[1] = padding;
+                self
+            }
+        }
+
+        impl Module for $name {
+            /// (N, C, L) to (N, C, L').
+            fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
+                let ($x, $options) = (x.unsqueeze(2), self.0);
+                $pool.squeeze(2)
+            }
+
+            fn visit(&mut self, _: &mut Visitor<'_>) {}
+        }
+    )*};
+}
+of_sequences! {
+    MaxPool1d, |x, options| x.max_pool2d(options);
+    AvgPool1d, |x, options| x.avg_pool2d(options, CountPadding::Yes);
+}
+
+/// Each pixel so many times in both directions (PyTorch's `Upsample(mode="nearest")`).
+///
+/// ```
+/// use phalanx_nn::{Ctx, Module, Upsample};
+/// use phalanx_tensor::{Device, Tensor};
+///
+/// let x = Tensor::from_slice(&Device::cpu(1), &[1.0f32, 2.0], [1, 1, 1, 2]);
+/// let y = Upsample(2).forward(&x, &mut Ctx::eval());
+/// assert_eq!(y.to_vec::<f32>(), [1.0, 1.0, 2.0, 2.0, 1.0, 1.0, 2.0, 2.0]);
+/// ```
+pub struct Upsample(pub usize);
+
+impl Module for Upsample {
+    /// (N, C, H, W) to (N, C, H times, W times).
+    fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
+        let (times, &[n, c, h, w]) = (self.0, x.dims()) else {
+            panic!("Upsample: images must be (N, C, H, W), got shape {}", x.shape())
+        };
+        let apart = x.reshape([n * c, h, 1, w, 1]).broadcast_to([n * c, h, times, w, times]);
+        apart.reshape([n, c, h * times, w * times])
     }
 
     fn visit(&mut self, _: &mut Visitor<'_>) {}

@@ -1,4 +1,4 @@
-//! Attention of several heads and an encoder's layer, with PyTorch's names, so that its weights fit: Vaswani, Shazeer, Parmar, Uszkoreit,
+//! Attention of several heads, and the layers of an encoder and a decoder, with PyTorch's names, so that its weights fit: Vaswani, Shazeer, Parmar, Uszkoreit,
 //! Jones, Gomez, Kaiser and Polosukhin, "Attention Is All You Need", 2017.
 //!
 //! Shapes: B samples, T positions, W numbers a position. A mask is f32, 1 where a position may be seen and 0 where not, and spreads to (B,
@@ -10,7 +10,7 @@ use crate::param::{Init, Param};
 use crate::{Dropout, LayerNorm, Linear};
 use phalanx_tensor::Tensor;
 
-/// Self-attention of several heads: (B, T, W) to the same. Parameters `in_proj_weight` (3 W, W), `in_proj_bias` (3 W), `out_proj.weight` (W, W)
+/// Attention of several heads, of positions to each other, (B, T, W) to the same, or to those of something else. Parameters `in_proj_weight` (3 W, W), `in_proj_bias` (3 W), `out_proj.weight` (W, W)
 /// and `out_proj.bias` (W), as PyTorch starts them.
 ///
 /// ```
@@ -61,6 +61,39 @@ impl MultiheadAttention {
         let dropout = key.as_ref().map(|key| (self.dropout, key));
         self.out_proj.forward(&qkv.self_attention(self.heads, mask, dropout), ctx)
     }
+
+    /// The positions of `x`, (B, T, W), look at those of `memory`, (B, S, W): (B, T, W). The mask spreads to (B, heads, T, S).
+    ///
+    /// ```
+    /// use phalanx_nn::{Ctx, MultiheadAttention, Parameters};
+    /// use phalanx_tensor::{DType, Device, Tensor};
+    ///
+    /// let device = Device::cpu(1);
+    /// let mut layer = MultiheadAttention::new(8, 2, 0.0);
+    /// let _parameters = Parameters::build(&mut layer, &device, 0);
+    /// let [x, memory] = [5, 3].map(|positions| Tensor::ones(&device, [2, positions, 8], DType::F32));
+    /// assert_eq!(layer.forward_to(&x, &memory, None, &mut Ctx::eval()).dims(), [2, 5, 8]);
+    /// ```
+    #[track_caller]
+    pub fn forward_to(&self, x: &Tensor, memory: &Tensor, mask: Option<&Tensor>, ctx: &mut Ctx) -> Tensor {
+        let (&[b, t, w], &[_, s, _]) = (x.dims(), memory.dims()) else {
+            panic!("attention: of shape {} to {}: (B, T, W) to (B, S, W) would do", x.shape(), memory.shape())
+        };
+        let part = |first: usize, n: usize| {
+            let narrow = |param: &Param| param.narrow(0, first * w, n * w);
+            (narrow(&self.in_proj_weight), narrow(&self.in_proj_bias))
+        };
+        let ((to_queries, of_queries), (to_rest, of_rest)) = (part(0, 1), part(1, 2));
+        let (heads, depth) = (self.heads, w / self.heads);
+        let queries = x.linear(&to_queries, Some(&of_queries)).reshape([b, t, heads, depth]).transpose(1, 2);
+        let rest = memory.linear(&to_rest, Some(&of_rest)).reshape([b, s, 2, heads, depth]);
+        let rest = rest.permute(&[2, 0, 3, 1, 4]); // (2, B, H, S, D)
+        let [keys, values] = [0, 1].map(|i| rest.narrow(0, i, 1).squeeze(0));
+        let key = (ctx.training() && self.dropout > 0.0).then(|| ctx.dropout_key());
+        let dropout = key.as_ref().map(|key| (self.dropout, key));
+        let seen = queries.attention(&keys, &values, mask, dropout);
+        self.out_proj.forward(&seen.transpose(1, 2).reshape([b, t, w]), ctx)
+    }
 }
 
 impl Module for MultiheadAttention {
@@ -75,26 +108,26 @@ impl Module for MultiheadAttention {
     }
 }
 
-/// What a [`TransformerEncoderLayer`] is like.
+/// What a [`TransformerEncoderLayer`] or a [`TransformerDecoderLayer`] is like.
 #[derive(Clone, Copy, Debug)]
-pub struct EncoderLayerConfig {
+pub struct TransformerLayerConfig {
     /// Numbers a position. Default 512.
     pub width: usize,
     /// Heads of the attention; they divide the width. Default 8.
     pub heads: usize,
     /// Numbers a position between the two dense layers. Default 2048.
     pub hidden: usize,
-    /// The share of values that dropout zeroes: of the shares of attention, of the hidden numbers, and of what each half adds. Default 0.1.
+    /// The share of values that dropout zeroes: of the shares of attention, of the hidden numbers, and of what each part adds. Default 0.1.
     pub dropout: f64,
     /// What is done to the hidden numbers. Default: ReLU.
     pub activation: fn(&Tensor) -> Tensor,
-    /// Whether each half normalises what comes in, and not what it and that come to. Default no.
+    /// Whether each part normalises what comes in, and not what it and that come to. Default no.
     pub norm_first: bool,
 }
 
-impl Default for EncoderLayerConfig {
-    fn default() -> EncoderLayerConfig {
-        EncoderLayerConfig {
+impl Default for TransformerLayerConfig {
+    fn default() -> TransformerLayerConfig {
+        TransformerLayerConfig {
             width: 512,
             heads: 8,
             hidden: 2048,
@@ -109,11 +142,11 @@ impl Default for EncoderLayerConfig {
 /// `linear2`, `norm1` and `norm2`.
 ///
 /// ```
-/// use phalanx_nn::{Ctx, EncoderLayerConfig, Module, Parameters, TransformerEncoderLayer};
+/// use phalanx_nn::{Ctx, TransformerLayerConfig, Module, Parameters, TransformerEncoderLayer};
 /// use phalanx_tensor::{DType, Device, Tensor};
 ///
 /// let device = Device::cpu(1);
-/// let config = EncoderLayerConfig { width: 8, heads: 2, hidden: 16, ..EncoderLayerConfig::default() };
+/// let config = TransformerLayerConfig { width: 8, heads: 2, hidden: 16, ..TransformerLayerConfig::default() };
 /// let mut layer = TransformerEncoderLayer::new(config);
 /// let _parameters = Parameters::build(&mut layer, &device, 0);
 /// let ids = Tensor::from_slice(&device, &[3i64, 4, 0, 5, 0, 0], [2, 3]);
@@ -136,8 +169,8 @@ pub struct TransformerEncoderLayer {
 impl TransformerEncoderLayer {
     /// The layer. Panics as [`MultiheadAttention::new`] does.
     #[track_caller]
-    pub fn new(config: EncoderLayerConfig) -> TransformerEncoderLayer {
-        let EncoderLayerConfig { width, heads, hidden, dropout, activation, norm_first } = config;
+    pub fn new(config: TransformerLayerConfig) -> TransformerEncoderLayer {
+        let TransformerLayerConfig { width, heads, hidden, dropout, activation, norm_first } = config;
         TransformerEncoderLayer {
             self_attn: MultiheadAttention::new(width, heads, dropout),
             linear1: Linear::new(width, hidden),
@@ -187,5 +220,110 @@ impl Module for TransformerEncoderLayer {
         v.child("norm2", &mut self.norm2);
         v.child("dropout1", &mut self.dropout1);
         v.child("dropout2", &mut self.dropout2);
+    }
+}
+
+/// Attention to each other, attention to what an encoder made of something else, and then two dense layers, each added to what came in: (B,
+/// T, W) and (B, S, W) to (B, T, W). Parameters are named `self_attn`, `multihead_attn`, `linear1`, `linear2`, `norm1`, `norm2` and `norm3`.
+///
+/// ```
+/// use phalanx_nn::{Ctx, Parameters, TransformerDecoderLayer, TransformerLayerConfig};
+/// use phalanx_tensor::{DType, Device, Tensor};
+///
+/// let device = Device::cpu(1);
+/// let config = TransformerLayerConfig { width: 8, heads: 2, hidden: 16, ..TransformerLayerConfig::default() };
+/// let mut layer = TransformerDecoderLayer::new(config);
+/// let _parameters = Parameters::build(&mut layer, &device, 0);
+/// let [x, memory] = [3, 5].map(|positions| Tensor::ones(&device, [2, positions, 8], DType::F32));
+/// // No position sees a later one.
+/// let causal = Tensor::ones(&device, [3, 3], DType::F32).tril(0);
+/// let y = layer.forward_to(&x, &memory, [Some(&causal), None], &mut Ctx::eval());
+/// assert_eq!(y.dims(), [2, 3, 8]);
+/// ```
+pub struct TransformerDecoderLayer {
+    self_attn: MultiheadAttention,
+    multihead_attn: MultiheadAttention,
+    linear1: Linear,
+    dropout: Dropout,
+    linear2: Linear,
+    norm1: LayerNorm,
+    norm2: LayerNorm,
+    norm3: LayerNorm,
+    dropout1: Dropout,
+    dropout2: Dropout,
+    dropout3: Dropout,
+    activation: fn(&Tensor) -> Tensor,
+    norm_first: bool,
+}
+
+impl TransformerDecoderLayer {
+    /// The layer. Panics as [`MultiheadAttention::new`] does.
+    #[track_caller]
+    pub fn new(config: TransformerLayerConfig) -> TransformerDecoderLayer {
+        let TransformerLayerConfig { width, heads, hidden, dropout, activation, norm_first } = config;
+        TransformerDecoderLayer {
+            self_attn: MultiheadAttention::new(width, heads, dropout),
+            multihead_attn: MultiheadAttention::new(width, heads, dropout),
+            linear1: Linear::new(width, hidden),
+            dropout: Dropout::new(dropout),
+            linear2: Linear::new(hidden, width),
+            norm1: LayerNorm::new(width),
+            norm2: LayerNorm::new(width),
+            norm3: LayerNorm::new(width),
+            dropout1: Dropout::new(dropout),
+            dropout2: Dropout::new(dropout),
+            dropout3: Dropout::new(dropout),
+            activation,
+            norm_first,
+        }
+    }
+
+    /// The output for `x` beside `memory`, with the masks of what positions see of each other, and of the memory.
+    #[track_caller]
+    pub fn forward_to(
+        &self,
+        x: &Tensor,
+        memory: &Tensor,
+        masks: [Option<&Tensor>; 2],
+        ctx: &mut Ctx,
+    ) -> Tensor {
+        type Part<'a> = &'a dyn Fn(&Tensor, &mut Ctx) -> Tensor;
+        let to_each_other = |x: &Tensor, ctx: &mut Ctx| {
+            self.dropout1.forward(&self.self_attn.forward_masked(x, masks[0], ctx), ctx)
+        };
+        let to_memory = |x: &Tensor, ctx: &mut Ctx| {
+            self.dropout2.forward(&self.multihead_attn.forward_to(x, memory, masks[1], ctx), ctx)
+        };
+        let fed_forward = |x: &Tensor, ctx: &mut Ctx| {
+            let hidden = (self.activation)(&self.linear1.forward(x, ctx));
+            self.dropout3.forward(&self.linear2.forward(&self.dropout.forward(&hidden, ctx), ctx), ctx)
+        };
+        let parts: [(Part<'_>, &LayerNorm); 3] =
+            [(&to_each_other, &self.norm1), (&to_memory, &self.norm2), (&fed_forward, &self.norm3)];
+        parts.into_iter().fold(x.clone(), |x, (part, norm)| match self.norm_first {
+            true => &x + part(&norm.forward(&x, ctx), ctx),
+            false => norm.forward(&(&x + part(&x, ctx)), ctx),
+        })
+    }
+}
+
+impl Module for TransformerDecoderLayer {
+    /// Panics: it has nothing to look at. [`TransformerDecoderLayer::forward_to`] is what a model calls.
+    fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
+        panic!("TransformerDecoderLayer: {} without a memory to look at: `forward_to` takes both", x.shape())
+    }
+
+    fn visit(&mut self, v: &mut Visitor<'_>) {
+        v.child("self_attn", &mut self.self_attn);
+        v.child("multihead_attn", &mut self.multihead_attn);
+        v.child("linear1", &mut self.linear1);
+        v.child("dropout", &mut self.dropout);
+        v.child("linear2", &mut self.linear2);
+        v.child("norm1", &mut self.norm1);
+        v.child("norm2", &mut self.norm2);
+        v.child("norm3", &mut self.norm3);
+        v.child("dropout1", &mut self.dropout1);
+        v.child("dropout2", &mut self.dropout2);
+        v.child("dropout3", &mut self.dropout3);
     }
 }

@@ -35,10 +35,29 @@ def case(module, x):
     return out
 
 
-def norm(width):
-    layer = nn.LayerNorm(width)
+class First(nn.Module):
+    """The first of what a layer gives, by the layer's own names of parameters."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x)[0]
+
+    def named_parameters(self):
+        return self.layer.named_parameters()
+
+
+def norm(layer):
     nn.init.normal_(layer.weight)
     nn.init.normal_(layer.bias)
+    return layer
+
+
+def rms_norm(width):
+    layer = nn.RMSNorm(width)
+    nn.init.normal_(layer.weight)
     return layer
 
 
@@ -56,7 +75,7 @@ cases = {
     "avg_pool": case(nn.AvgPool2d(2), image(2, 5, 6)),
     "avg_pool_all_options": case(nn.AvgPool2d(3, stride=2, padding=1), image(2, 7, 6)),
     "embedding": case(nn.Embedding(6, 3), torch.tensor([[0, 5, 2], [2, 2, 1]])),
-    "layer_norm": case(norm(6), torch.randn(2, 3, 6)),
+    "layer_norm": case(norm(nn.LayerNorm(6)), torch.randn(2, 3, 6)),
     "relu": case(nn.ReLU(), torch.randn(3, 4)),
     "gelu": case(nn.GELU(), torch.randn(3, 4)),
     "tanh": case(nn.Tanh(), torch.randn(3, 4)),
@@ -68,5 +87,30 @@ cases = {
     "cross_entropy_smoothed": case(Function(lambda x: F.cross_entropy(x, labels, label_smoothing=0.2)), torch.randn(4, 5)),
     "mse": case(Function(lambda x: F.mse_loss(x, soft)), torch.randn(4, 5)),
     "bce_with_logits": case(Function(lambda x: F.binary_cross_entropy_with_logits(x, soft)), torch.randn(4, 5)),
+    # What came later comes last, so that the numbers of what was there stay.
+    "silu": case(nn.SiLU(), torch.randn(3, 4)),
+    "softplus": case(nn.Softplus(), torch.randn(3, 4)),
+    "leaky_relu": case(nn.LeakyReLU(0.01), torch.randn(3, 4)),
+    "elu": case(nn.ELU(1.5), torch.randn(3, 4)),
+    "conv1d": case(nn.Conv1d(2, 3, 3), torch.randn(2, 2, 6)),
+    "conv1d_all_options": case(nn.Conv1d(4, 6, 3, stride=2, padding=2, dilation=2, groups=2), torch.randn(2, 4, 9)),
+    "conv_transpose": case(nn.ConvTranspose2d(3, 2, 3), image(3, 3, 4)),
+    "conv_transpose_all_options": case(
+        nn.ConvTranspose2d(4, 6, 3, stride=3, padding=2, output_padding=1, dilation=2, groups=2), image(4, 3, 4)
+    ),
+    "conv_transpose_without_bias": case(nn.ConvTranspose2d(2, 3, 4, stride=2, padding=1, bias=False), image(2, 3, 3)),
+    "max_pool1d": case(nn.MaxPool1d(3, stride=2, padding=1), torch.randn(2, 3, 8)),
+    "avg_pool1d": case(nn.AvgPool1d(3, stride=2, padding=1), torch.randn(2, 3, 8)),
+    "upsample": case(nn.Upsample(scale_factor=2), image(2, 2, 3)),
+    "group_norm": case(norm(nn.GroupNorm(2, 6)), image(6, 3, 2)),
+    "group_norm_of_rows": case(norm(nn.GroupNorm(2, 6)), torch.randn(3, 6)),
+    "instance_norm": case(norm(nn.InstanceNorm2d(3, affine=True)), image(3, 3, 4)),
+    "rms_norm": case(rms_norm(6), torch.randn(2, 3, 6)),
+    "batch_norm1d": case(norm(nn.BatchNorm1d(3)), torch.randn(5, 3)),
+    "batch_norm1d_of_sequences": case(norm(nn.BatchNorm1d(3)), torch.randn(2, 3, 4)),
+    "lstm": case(First(nn.LSTM(3, 5, batch_first=True)), torch.randn(2, 4, 3)),
+    "lstm_all_options": case(First(nn.LSTM(3, 4, num_layers=2, bidirectional=True, batch_first=True)), torch.randn(2, 5, 3)),
+    "gru": case(First(nn.GRU(3, 5, batch_first=True)), torch.randn(2, 4, 3)),
+    "gru_all_options": case(First(nn.GRU(3, 4, num_layers=2, bidirectional=True, batch_first=True)), torch.randn(2, 5, 3)),
 }
 print(json.dumps(dict(cases=cases, labels=labels.tolist(), soft=numbers(soft))))

@@ -1,4 +1,4 @@
-"""Figures for tests/transformer.rs: PyTorch's encoder layer, filled by the formula of gpt.py.
+"""Figures for tests/transformer.rs: PyTorch's layers of an encoder and of a decoder, filled by the formula of gpt.py.
 
 Usage: python transformer.py > transformer.json
 """
@@ -39,6 +39,26 @@ def case(norm_first, activation, is_masked):
     }
 
 
+def decoder_case(norm_first, activation):
+    layer = nn.TransformerDecoderLayer(
+        WIDTH, HEADS, HIDDEN, dropout=0.0, activation=activation, norm_first=norm_first, batch_first=True
+    )
+    with torch.no_grad():
+        for k, p in enumerate(layer.parameters()):
+            p.copy_(0.5 * values(k, *p.shape))
+    x = values(100, SAMPLES, TIME - 1, WIDTH).requires_grad_()
+    memory = values(102, SAMPLES, TIME, WIDTH).requires_grad_()
+    later = torch.ones(TIME - 1, TIME - 1).triu(1).bool()
+    y = layer(x, memory, tgt_mask=later, memory_key_padding_mask=torch.tensor(SEEN) == 0)
+    (y * values(101, SAMPLES, TIME - 1, WIDTH)).sum().backward()
+    return {
+        "output": y.flatten().tolist(),
+        "input": x.grad.norm().item(),
+        "memory": memory.grad.norm().item(),
+        "parameters": [[name, list(p.shape), p.grad.norm().item()] for name, p in layer.named_parameters()],
+    }
+
+
 if __name__ == "__main__":
     print(
         json.dumps(
@@ -46,6 +66,8 @@ if __name__ == "__main__":
                 "after": case(False, "relu", False),
                 "after, masked": case(False, "relu", True),
                 "first, masked": case(True, "gelu", True),
+                "decoder, after": decoder_case(False, "relu"),
+                "decoder, first": decoder_case(True, "gelu"),
             },
             indent=1,
         )
