@@ -138,6 +138,30 @@ fn the_binary_prints_through_say_alone() {
     }
 }
 
+/// What isn't inlined into a kernel is compiled for a processor without vectors.
+#[test]
+fn closures_of_kernels_are_always_inlined() {
+    let mut files = Vec::new();
+    sources(&root().join("crates/tensor/src/cpu"), &mut files);
+    let mut runs = 0;
+    for file in files {
+        let text = fs::read_to_string(&file).unwrap();
+        for (at, _) in text.match_indices(".run(") {
+            let given = text[at + ".run(".len()..].trim_start();
+            let line = text[..at].lines().count();
+            assert!(
+                given.starts_with("#[inline(always)]"),
+                "{}:{line}: the closure of a kernel is #[inline(always)]: see cpu/arch.rs",
+                file.display()
+            );
+            runs += 1;
+        }
+        let by_hand = text.find("dispatch(|").or(text.find("dispatch(move |"));
+        assert!(by_hand.is_none(), "{}: Arch::run is for closures", file.display());
+    }
+    assert!(runs > 20, "{runs} kernels were found");
+}
+
 #[test]
 fn paths_in_the_documents_exist() {
     let decisions = fs::read_dir(root().join("docs/decisions")).unwrap();

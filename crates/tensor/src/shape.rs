@@ -284,6 +284,14 @@ impl Geometry {
         Geometry { shape, offset: self.offset + start * self.strides[dim], ..*self }
     }
 
+    /// The first elements along dimension `dim`, without that dimension.
+    pub(crate) fn without(&self, dim: usize) -> Geometry {
+        let mut strides = [0; MAX_DIMS];
+        let others = (0..self.shape.n_dims()).filter(|&d| d != dim).map(|d| self.strides[d]);
+        strides.iter_mut().zip(others).for_each(|(to, from)| *to = from);
+        Geometry { shape: self.shape.without(dim), strides, ..*self }
+    }
+
     /// The same elements with dimensions in the order `order`.
     pub(crate) fn permute(&self, order: &[usize]) -> Geometry {
         let mut out = *self;

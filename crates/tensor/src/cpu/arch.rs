@@ -33,6 +33,26 @@ impl Arch {
     pub(crate) fn dispatch<K: WithSimd>(self, kernel: K) -> K::Output {
         kernel.on(self.0)
     }
+
+    /// The same of a closure, which has to be `#[inline(always)]`, and so has what it calls.
+    ///
+    /// Not by [`Arch::dispatch`]: what is called there once is called through a shim of the compiler's, which isn't compiled for the
+    /// instruction set unless it happens to be inlined; with all of a large closure in it it isn't. A softmax took eighty times as long.
+    #[inline(always)]
+    pub(crate) fn run<R>(self, f: impl FnMut() -> R) -> R {
+        self.dispatch(Run(f))
+    }
+}
+
+struct Run<F>(F);
+
+impl<R, F: FnMut() -> R> WithSimd for Run<F> {
+    type Output = R;
+
+    #[inline(always)]
+    fn with_simd<S: pulp::Simd>(mut self, _: S) -> R {
+        (self.0)()
+    }
 }
 
 /// A kernel, compiled for each instruction set.

@@ -77,13 +77,16 @@ fn fill_rows<T: Element, const V: usize>(
         let part = |view: &Geometry| view.narrow(0, chunk * rows, out.len() / rest);
         let parts = views.each_ref().map(part);
         let mut left = &mut *out;
-        device.arch().dispatch(|| {
-            for_each_row(parts.each_ref(), |from, steps, n| {
-                let (row, others) = std::mem::take(&mut left).split_at_mut(n);
-                fill(row, from, steps);
-                left = others;
-            });
-        });
+        device.arch().run(
+            #[inline(always)]
+            || {
+                for_each_row(parts.each_ref(), |from, steps, n| {
+                    let (row, others) = std::mem::take(&mut left).split_at_mut(n);
+                    fill(row, from, steps);
+                    left = others;
+                });
+            },
+        );
     });
 }
 

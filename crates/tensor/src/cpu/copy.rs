@@ -3,7 +3,7 @@
 use crate::cpu::share;
 use crate::device::Device;
 use crate::dtype::{Element, with_element};
-use crate::shape::{Order, for_each_row};
+use crate::shape::{Geometry, Order, for_each_row};
 use crate::tensor::Tensor;
 
 /// Sets every element of the dense `out`.
@@ -50,16 +50,67 @@ fn copy_elements<T: Element>(from: &Tensor, out: &Tensor) {
     copy_views(from, &source, out, &mut target);
 }
 
+/// Copies any view to any other. Where the output has no gaps, threads share out its first dimension.
 fn copy_views<T: Element>(from: &Tensor, source: &[T], out: &Tensor, target: &mut [T]) {
-    for_each_row([&out.geometry, &from.geometry], |[to, at], [to_step, step], n| match (to_step, step) {
+    let (device, shape, from) = (out.device(), *out.shape(), &from.geometry);
+    let first = shape.dims().iter().position(|&size| size > 1);
+    let Some(first) = first.filter(|_| out.geometry.is_contiguous()) else {
+        return copy_part(device, from, source, &out.geometry, target);
+    };
+    let rest = shape.dims()[first + 1..].iter().product::<usize>().max(1);
+    let rows = share(device, shape.count()).div_ceil(rest);
+    let start = out.geometry.offset;
+    device.for_chunks(&mut target[start..start + shape.count()], rows * rest, |i, target| {
+        let from = from.narrow(first, i * rows, target.len() / rest);
+        copy_part(device, &from, source, &Geometry::row_major(from.shape), target);
+    });
+}
+
+fn copy_part<T: Element>(device: &Device, from: &Geometry, source: &[T], out: &Geometry, target: &mut [T]) {
+    let shape = from.shape;
+    // Along which dimensions elements are neighbours here and there.
+    let neighbours =
+        |view: &Geometry| (0..shape.n_dims()).find(|&d| shape.dims()[d] > 1 && view.strides[d] == 1);
+    if let (Some(row), Some(column)) = (neighbours(out), neighbours(from))
+        && row != column
+        && from.strides[row] > 0
+        && [row, column].iter().all(|&d| shape.dims()[d] >= FEW)
+    {
+        let sizes = [row, column].map(|d| shape.dims()[d]);
+        let others = [out, from].map(|view| view.without(row.max(column)).without(row.min(column)));
+        return for_each_row(others.each_ref(), |[to, at], [to_step, step], n| {
+            for i in 0..n {
+                let (source, target) = (&source[at + i * step..], &mut target[to + i * to_step..]);
+                device.arch().run(
+                    #[inline(always)]
+                    || {
+                        transpose(
+                            source,
+                            from.strides[row],
+                            sizes,
+                            target,
+                            #[inline(always)]
+                            |line| line * out.strides[column],
+                        );
+                    },
+                );
+            }
+        });
+    }
+    for_each_row([out, from], |[to, at], [to_step, step], n| match (to_step, step) {
         (1, 1) => target[to..to + n].copy_from_slice(&source[at..at + n]),
         (1, 0) => target[to..to + n].fill(source[at]),
         _ => (0..n).for_each(|i| target[to + i * to_step] = source[at + i * step]),
     });
 }
 
+/// With fewer neighbours than this a piece at a time is no gain.
+const FEW: usize = 4;
+
 /// Rows and columns of a piece that is transposed at once.
 const TILE: usize = 16;
+/// Rows whose pieces follow each other.
+const BLOCK: usize = 256;
 
 /// `out[place(column) + row] = source[row * stride + column]`.
 #[inline(always)]
@@ -70,17 +121,21 @@ pub(crate) fn transpose<T: Element>(
     out: &mut [T],
     place: impl Fn(usize) -> usize,
 ) {
-    for row in (0..rows).step_by(TILE) {
-        let height = TILE.min(rows - row);
+    // As many rows at a time as have their part of a tile's columns in pages that the processor still knows; what is written lies in few.
+    for first in (0..rows).step_by(BLOCK) {
+        let block = first..rows.min(first + BLOCK);
         for column in (0..columns).step_by(TILE) {
             let width = TILE.min(columns - column);
-            let mut tile = [[T::default(); TILE]; TILE];
-            for (i, line) in tile.iter_mut().take(height).enumerate() {
-                line[..width].copy_from_slice(&source[(row + i) * stride + column..][..width]);
-            }
-            for j in 0..width {
-                let to = &mut out[place(column + j) + row..][..height];
-                to.iter_mut().zip(&tile).for_each(|(to, line)| *to = line[j]);
+            for row in block.clone().step_by(TILE) {
+                let height = TILE.min(block.end - row);
+                let mut tile = [[T::default(); TILE]; TILE];
+                for (i, line) in tile.iter_mut().take(height).enumerate() {
+                    line[..width].copy_from_slice(&source[(row + i) * stride + column..][..width]);
+                }
+                for j in 0..width {
+                    let to = &mut out[place(column + j) + row..][..height];
+                    to.iter_mut().zip(&tile).for_each(|(to, line)| *to = line[j]);
+                }
             }
         }
     }
@@ -99,12 +154,17 @@ fn to_pixels_on<T: Element>(device: &Device, from: &[T], [n, channels, pixels]: 
     device.for_chunks(out, width * n * channels, |chunk, rows| {
         let first = chunk * width;
         let width = rows.len() / (n * channels);
-        device.arch().dispatch(|| {
-            for sample in 0..n {
-                let image = &from[sample * channels * pixels + first..];
-                transpose(image, pixels, [channels, width], rows, |pixel| (pixel * n + sample) * channels);
-            }
-        });
+        device.arch().run(
+            #[inline(always)]
+            || {
+                for sample in 0..n {
+                    let image = &from[sample * channels * pixels + first..];
+                    transpose(image, pixels, [channels, width], rows, |pixel| {
+                        (pixel * n + sample) * channels
+                    });
+                }
+            },
+        );
     });
 }
 
@@ -123,7 +183,10 @@ pub(crate) fn to_taps<T: Element>(from: &[T], [outputs, inputs, taps]: [usize; 3
 }
 
 fn to_taps_on<T: Element>(device: &Device, from: &[T], dims: [usize; 3], out: &mut [T]) {
-    device.arch().dispatch(|| to_taps(from, dims, out));
+    device.arch().run(
+        #[inline(always)]
+        || to_taps(from, dims, out),
+    );
 }
 
 /// (P, I, O) as (O, I, P).
@@ -141,7 +204,10 @@ pub(crate) fn from_taps<T: Element>(from: &[T], [outputs, inputs, taps]: [usize;
 }
 
 fn from_taps_on<T: Element>(device: &Device, from: &[T], dims: [usize; 3], out: &mut [T]) {
-    device.arch().dispatch(|| from_taps(from, dims, out));
+    device.arch().run(
+        #[inline(always)]
+        || from_taps(from, dims, out),
+    );
 }
 
 /// (N, C, P) as (N, P, C).
@@ -167,7 +233,10 @@ pub(crate) fn from_pixels<T: Element>(from: &[T], [n, channels, pixels]: [usize;
 /// As [`from_pixels`], a sample a task.
 fn from_pixels_on<T: Element>(device: &Device, from: &[T], dims: [usize; 3], out: &mut [T]) {
     device.for_chunks(out, dims[1] * dims[2], |sample, image| {
-        device.arch().dispatch(|| one_from_pixels(from, dims, sample, image));
+        device.arch().run(
+            #[inline(always)]
+            || one_from_pixels(from, dims, sample, image),
+        );
     });
 }
 

@@ -1,9 +1,9 @@
 //! Elementwise kernels. The inner loops are plain code over slices, compiled for the machine's vectors at run time. Those of whole numbers
 //! wrap around, as processors do.
 
-use crate::cpu::exponential::Exponential;
+use crate::cpu::in_lanes::InLanes;
 use crate::cpu::share;
-use crate::dtype::{DType, Element, Float, with_float};
+use crate::dtype::{DType, Element, with_float};
 use crate::op::{Binary, Unary, WholeUnary};
 use crate::shape::{Geometry, Order, for_each_row};
 use crate::tensor::Tensor;
@@ -70,7 +70,15 @@ fn zip<T: Element>(a: &Tensor, b: &Tensor, out: &Tensor, f: impl Fn(T, T) -> T +
         let chunk = share(device, vo.len());
         device.for_chunks(&mut vo, chunk, |i, o| {
             let (x, y) = (&va[i * chunk..][..o.len()], &vb[i * chunk..][..o.len()]);
-            arch.dispatch(|| o.iter_mut().zip(x.iter().zip(y)).for_each(|(o, (&x, &y))| *o = f(x, y)));
+            arch.run(
+                #[inline(always)]
+                || {
+                    // A loop, since a closure that is handed on isn't compiled for the instruction set unless it happens to be inlined.
+                    for (o, (&x, &y)) in o.iter_mut().zip(x.iter().zip(y)) {
+                        *o = f(x, y);
+                    }
+                },
+            );
         });
         return;
     }
@@ -82,26 +90,31 @@ fn zip<T: Element>(a: &Tensor, b: &Tensor, out: &Tensor, f: impl Fn(T, T) -> T +
         let part = |g: &Geometry| g.narrow(0, i * rows, o.len() / rest);
         let (ga, gb) = (part(&ga), part(&gb));
         let go = Geometry::row_major(ga.shape);
-        arch.dispatch(|| {
-            for_each_row([&go, &ga, &gb], |[at, x, y], [_, sx, sy], n| {
-                let o = &mut o[at..at + n];
-                match (sx, sy) {
-                    (1, 1) => o
-                        .iter_mut()
-                        .zip(va[x..x + n].iter().zip(&vb[y..y + n]))
-                        .for_each(|(o, (&x, &y))| *o = f(x, y)),
-                    (1, 0) => {
-                        let y = vb[y];
-                        o.iter_mut().zip(&va[x..x + n]).for_each(|(o, &x)| *o = f(x, y));
+        arch.run(
+            #[inline(always)]
+            || {
+                for_each_row([&go, &ga, &gb], |[at, x, y], [_, sx, sy], n| {
+                    let o = &mut o[at..at + n];
+                    match (sx, sy) {
+                        (1, 1) => o
+                            .iter_mut()
+                            .zip(va[x..x + n].iter().zip(&vb[y..y + n]))
+                            .for_each(|(o, (&x, &y))| *o = f(x, y)),
+                        (1, 0) => {
+                            let y = vb[y];
+                            o.iter_mut().zip(&va[x..x + n]).for_each(|(o, &x)| *o = f(x, y));
+                        }
+                        (0, 1) => {
+                            let x = va[x];
+                            o.iter_mut().zip(&vb[y..y + n]).for_each(|(o, &y)| *o = f(x, y));
+                        }
+                        _ => {
+                            o.iter_mut().enumerate().for_each(|(i, o)| *o = f(va[x + i * sx], vb[y + i * sy]))
+                        }
                     }
-                    (0, 1) => {
-                        let x = va[x];
-                        o.iter_mut().zip(&vb[y..y + n]).for_each(|(o, &y)| *o = f(x, y));
-                    }
-                    _ => o.iter_mut().enumerate().for_each(|(i, o)| *o = f(va[x + i * sx], vb[y + i * sy])),
-                }
-            });
-        });
+                });
+            },
+        );
     });
 }
 
@@ -114,7 +127,14 @@ fn map<T: Element>(x: &Tensor, out: &Tensor, f: impl Fn(T) -> T + Copy + Sync) {
     let chunk = share(device, vo.len());
     device.for_chunks(&mut vo, chunk, |i, o| {
         let x = &vx[i * chunk..][..o.len()];
-        arch.dispatch(|| o.iter_mut().zip(x).for_each(|(o, &x)| *o = f(x)));
+        arch.run(
+            #[inline(always)]
+            || {
+                for (o, &x) in o.iter_mut().zip(x) {
+                    *o = f(x);
+                }
+            },
+        );
     });
 }
 
@@ -125,43 +145,45 @@ pub(crate) fn unary(f: Unary, x: &Tensor, out: &Tensor) {
         return of_integer(f, x, out);
     }
     with_float!(out.dtype, "an elementwise function", T => match f {
-        Unary::Neg => map::<T>(x, out, |x| -x),
-        Unary::Exp => map::<T>(x, out, |x| x.exp_in_lanes()),
-        Unary::Ln => map::<T>(x, out, |x| x.ln()),
-        Unary::Sqrt => map::<T>(x, out, |x| x.sqrt()),
-        Unary::Tanh => map::<T>(x, out, |x| x.tanh()),
-        Unary::Sigmoid => map::<T>(x, out, |x| T::ONE / (T::ONE + (-x).exp_in_lanes())),
-        Unary::Relu => map::<T>(x, out, |x| if x > T::ZERO || x.is_nan() { x } else { T::ZERO }),
-        Unary::Gelu => map::<T>(x, out, |x| x * normal_cdf(x)),
-        Unary::GeluTanh => map::<T>(x, out, |x| x * gelu_tanh_share(x)),
-        Unary::Silu => map::<T>(x, out, |x| x / (T::ONE + (-x).exp_in_lanes())),
-        Unary::Softplus => map::<T>(x, out, |x| {
+        Unary::Neg => map::<T>(x, out, #[inline(always)] |x| -x),
+        Unary::Exp => map::<T>(x, out, #[inline(always)] |x| x.exp_in_lanes()),
+        Unary::Ln => map::<T>(x, out, #[inline(always)] |x| x.ln_in_lanes()),
+        Unary::Sqrt => map::<T>(x, out, #[inline(always)] |x| x.sqrt()),
+        Unary::Tanh => map::<T>(x, out, #[inline(always)] |x| x.tanh_in_lanes()),
+        Unary::Sigmoid => map::<T>(x, out, #[inline(always)] |x| T::ONE / (T::ONE + (-x).exp_in_lanes())),
+        Unary::Relu => map::<T>(x, out, #[inline(always)] |x| if x > T::ZERO || x.is_nan() { x } else { T::ZERO }),
+        Unary::Gelu => map::<T>(x, out, #[inline(always)] |x| x * normal_cdf(x)),
+        Unary::GeluTanh => map::<T>(x, out, #[inline(always)] |x| x * gelu_tanh_share(x)),
+        Unary::Silu => map::<T>(x, out, #[inline(always)] |x| x / (T::ONE + (-x).exp_in_lanes())),
+        Unary::Softplus => map::<T>(x, out, #[inline(always)] |x| {
             let above = if x > T::ZERO { x } else { T::ZERO };
-            above + (-x.abs()).exp_in_lanes().ln_1p()
+            above + (-x.abs()).exp_in_lanes().ln_1p_in_lanes()
         }),
         Unary::LeakyRelu(slope) => {
             let slope = T::from_f64(slope);
-            map::<T>(x, out, move |x| if x > T::ZERO { x } else { slope * x })
+            map::<T>(x, out, #[inline(always)] move |x| if x > T::ZERO { x } else { slope * x })
         }
         Unary::Elu(alpha) => {
             let alpha = T::from_f64(alpha);
-            map::<T>(x, out, move |x| if x > T::ZERO { x } else { alpha * x.exp_m1() })
+            map::<T>(x, out, #[inline(always)] move |x| if x > T::ZERO { x } else { alpha * x.exp_m1_in_lanes() })
         }
-        Unary::Sin => map::<T>(x, out, |x| x.sin()),
-        Unary::Cos => map::<T>(x, out, |x| x.cos()),
-        Unary::Abs => map::<T>(x, out, |x| x.abs()),
-        Unary::Square => map::<T>(x, out, |x| x * x),
-        Unary::Powf(p) => map::<T>(x, out, |x| x.powf(T::from_f64(p))),
-        Unary::Over(d) => map::<T>(x, out, |x| x / T::from_f64(d)),
+        Unary::Sin if are_far::<T>(x) => map::<T>(x, out, #[inline(always)] |x| x.sin()),
+        Unary::Sin => map::<T>(x, out, #[inline(always)] |x| x.sin_in_lanes()),
+        Unary::Cos if are_far::<T>(x) => map::<T>(x, out, #[inline(always)] |x| x.cos()),
+        Unary::Cos => map::<T>(x, out, #[inline(always)] |x| x.cos_in_lanes()),
+        Unary::Abs => map::<T>(x, out, #[inline(always)] |x| x.abs()),
+        Unary::Square => map::<T>(x, out, #[inline(always)] |x| x * x),
+        Unary::Powf(p) => map::<T>(x, out, #[inline(always)] |x| x.powf(T::from_f64(p))),
+        Unary::Over(d) => map::<T>(x, out, #[inline(always)] |x| x / T::from_f64(d)),
         Unary::Clamp { least, most } => {
             let (least, most) = (T::from_f64(least), T::from_f64(most));
             // Comparisons with a NaN are false, so it stays.
             let above = move |x: T| if x < least { least } else { x };
-            map::<T>(x, out, move |x| if x > most { most } else { above(x) })
+            map::<T>(x, out, #[inline(always)] move |x| if x > most { most } else { above(x) })
         }
         Unary::Affine { mul, add } => {
             let (mul, add) = (T::from_f64(mul), T::from_f64(add));
-            map::<T>(x, out, |x| x.mul_add(mul, add))
+            map::<T>(x, out, #[inline(always)] |x| x.mul_add(mul, add))
         }
     });
 }
@@ -176,9 +198,17 @@ fn of_integer(f: Unary, x: &Tensor, out: &Tensor) {
     }
 }
 
+/// Whether one of these angles is so large that only the system's functions are exact.
+fn are_far<T: InLanes>(x: &Tensor) -> bool {
+    let x = x.read_dense::<T>();
+    // All of them at once, which takes less time than to stop at the first.
+    x.iter().fold(false, |far, x| far | x.is_far())
+}
+
 /// The share of a standard normal below x.
-fn normal_cdf<T: Float>(x: T) -> T {
-    T::from_f64(0.5) * (T::ONE + (x * T::from_f64(std::f64::consts::FRAC_1_SQRT_2)).erf())
+#[inline(always)]
+fn normal_cdf<T: InLanes>(x: T) -> T {
+    T::from_f64(0.5) * (T::ONE + (x * T::from_f64(std::f64::consts::FRAC_1_SQRT_2)).erf_in_lanes())
 }
 
 /// sqrt(2 / pi)
@@ -188,14 +218,14 @@ const CUBE: f64 = 0.044_715;
 
 /// (1 + tanh u) / 2 = 1 / (1 + e^-2u) with u = sqrt(2 / pi) (x + 0.044715 x^3): nearly the share of a standard normal below x.
 #[inline(always)]
-fn gelu_tanh_share<T: Exponential>(x: T) -> T {
+fn gelu_tanh_share<T: InLanes>(x: T) -> T {
     let u = x * (T::from_f64(-2.0 * ROOT_2_OVER_PI * CUBE) * x * x + T::from_f64(-2.0 * ROOT_2_OVER_PI));
     T::ONE / (T::ONE + u.exp_in_lanes())
 }
 
 /// The derivative of x times [`gelu_tanh_share`]: with s the share, s + x s (1 - s) 2 u'.
 #[inline(always)]
-fn gelu_tanh_slope<T: Exponential>(x: T) -> T {
+fn gelu_tanh_slope<T: InLanes>(x: T) -> T {
     let share = gelu_tanh_share(x);
     let twice_u = T::from_f64(6.0 * ROOT_2_OVER_PI * CUBE) * x * x + T::from_f64(2.0 * ROOT_2_OVER_PI);
     share + x * share * (T::ONE - share) * twice_u
@@ -205,46 +235,48 @@ fn gelu_tanh_slope<T: Exponential>(x: T) -> T {
 pub(crate) fn unary_gradient(f: Unary, kept: &Tensor, grad: &Tensor, out: &Tensor) {
     let _timer = out.device().time("functions, gradient");
     with_float!(out.dtype, "an elementwise gradient", T => match f {
-        Unary::Neg => map::<T>(grad, out, |g| -g),
-        Unary::Exp => zip::<T>(kept, grad, out, |y, g| g * y),
-        Unary::Ln => zip::<T>(kept, grad, out, |x, g| g / x),
-        Unary::Sqrt => zip::<T>(kept, grad, out, |y, g| T::from_f64(0.5) * g / y),
-        Unary::Tanh => zip::<T>(kept, grad, out, |y, g| g * (T::ONE - y * y)),
-        Unary::Sigmoid => zip::<T>(kept, grad, out, |y, g| g * y * (T::ONE - y)),
-        Unary::Relu => zip::<T>(kept, grad, out, |y, g| g.where_relu_passed(y)),
-        Unary::Gelu => zip::<T>(kept, grad, out, |x, g| {
+        Unary::Neg => map::<T>(grad, out, #[inline(always)] |g| -g),
+        Unary::Exp => zip::<T>(kept, grad, out, #[inline(always)] |y, g| g * y),
+        Unary::Ln => zip::<T>(kept, grad, out, #[inline(always)] |x, g| g / x),
+        Unary::Sqrt => zip::<T>(kept, grad, out, #[inline(always)] |y, g| T::from_f64(0.5) * g / y),
+        Unary::Tanh => zip::<T>(kept, grad, out, #[inline(always)] |y, g| g * (T::ONE - y * y)),
+        Unary::Sigmoid => zip::<T>(kept, grad, out, #[inline(always)] |y, g| g * y * (T::ONE - y)),
+        Unary::Relu => zip::<T>(kept, grad, out, #[inline(always)] |y, g| g.where_relu_passed(y)),
+        Unary::Gelu => zip::<T>(kept, grad, out, #[inline(always)] |x, g| {
             // d/dx [x F(x)] = F(x) + x f(x), with f the normal density.
-            let density = T::from_f64(0.398_942_280_401_432_7) * (T::from_f64(-0.5) * x * x).exp();
+            let density = T::from_f64(0.398_942_280_401_432_7) * (T::from_f64(-0.5) * x * x).exp_in_lanes();
             g * (normal_cdf(x) + x * density)
         }),
-        Unary::GeluTanh => zip::<T>(kept, grad, out, |x, g| g * gelu_tanh_slope(x)),
-        Unary::Silu => zip::<T>(kept, grad, out, |x, g| {
+        Unary::GeluTanh => zip::<T>(kept, grad, out, #[inline(always)] |x, g| g * gelu_tanh_slope(x)),
+        Unary::Silu => zip::<T>(kept, grad, out, #[inline(always)] |x, g| {
             let share = T::ONE / (T::ONE + (-x).exp_in_lanes());
             g * share * (T::ONE + x * (T::ONE - share))
         }),
-        Unary::Softplus => zip::<T>(kept, grad, out, |x, g| g / (T::ONE + (-x).exp_in_lanes())),
+        Unary::Softplus => zip::<T>(kept, grad, out, #[inline(always)] |x, g| g / (T::ONE + (-x).exp_in_lanes())),
         Unary::LeakyRelu(slope) => {
             let slope = T::from_f64(slope);
-            zip::<T>(kept, grad, out, move |x, g| if x > T::ZERO { g } else { g * slope })
+            zip::<T>(kept, grad, out, #[inline(always)] move |x, g| if x > T::ZERO { g } else { g * slope })
         }
         Unary::Elu(alpha) => {
             let alpha = T::from_f64(alpha);
-            zip::<T>(kept, grad, out, move |x, g| if x > T::ZERO { g } else { g * alpha * x.exp() })
+            zip::<T>(kept, grad, out, #[inline(always)] move |x, g| if x > T::ZERO { g } else { g * alpha * x.exp_in_lanes() })
         }
-        Unary::Sin => zip::<T>(kept, grad, out, |x, g| g * x.cos()),
-        Unary::Cos => zip::<T>(kept, grad, out, |x, g| -g * x.sin()),
-        Unary::Abs => zip::<T>(kept, grad, out, |x, g| {
+        Unary::Sin if are_far::<T>(kept) => zip::<T>(kept, grad, out, #[inline(always)] |x, g| g * x.cos()),
+        Unary::Sin => zip::<T>(kept, grad, out, #[inline(always)] |x, g| g * x.cos_in_lanes()),
+        Unary::Cos if are_far::<T>(kept) => zip::<T>(kept, grad, out, #[inline(always)] |x, g| -g * x.sin()),
+        Unary::Cos => zip::<T>(kept, grad, out, #[inline(always)] |x, g| -g * x.sin_in_lanes()),
+        Unary::Abs => zip::<T>(kept, grad, out, #[inline(always)] |x, g| {
             if x > T::ZERO { g } else if x < T::ZERO { -g } else { T::ZERO }
         }),
-        Unary::Square => zip::<T>(kept, grad, out, |x, g| T::from_f64(2.0) * g * x),
+        Unary::Square => zip::<T>(kept, grad, out, #[inline(always)] |x, g| T::from_f64(2.0) * g * x),
         // x^0 is 1 everywhere; the formula would give 0 times infinity at 0.
-        Unary::Powf(0.0) => map::<T>(grad, out, |_| T::ZERO),
-        Unary::Powf(p) => zip::<T>(kept, grad, out, |x, g| g * T::from_f64(p) * x.powf(T::from_f64(p - 1.0))),
-        Unary::Over(d) => map::<T>(grad, out, |g| g / T::from_f64(d)),
-        Unary::Affine { mul, .. } => map::<T>(grad, out, |g| g * T::from_f64(mul)),
+        Unary::Powf(0.0) => map::<T>(grad, out, #[inline(always)] |_| T::ZERO),
+        Unary::Powf(p) => zip::<T>(kept, grad, out, #[inline(always)] |x, g| g * T::from_f64(p) * x.powf(T::from_f64(p - 1.0))),
+        Unary::Over(d) => map::<T>(grad, out, #[inline(always)] |g| g / T::from_f64(d)),
+        Unary::Affine { mul, .. } => map::<T>(grad, out, #[inline(always)] |g| g * T::from_f64(mul)),
         Unary::Clamp { least, most } => {
             let (least, most) = (T::from_f64(least), T::from_f64(most));
-            zip::<T>(kept, grad, out, |x, g| if least < x && x < most { g } else { T::ZERO })
+            zip::<T>(kept, grad, out, #[inline(always)] |x, g| if least < x && x < most { g } else { T::ZERO })
         }
     });
 }
@@ -278,7 +310,7 @@ pub(crate) fn add_assign(sum: &Tensor, x: &Tensor) {
         let chunk = share(device, vo.len());
         device.for_chunks(&mut vo, chunk, |i, o| {
             let x = &vx[i * chunk..][..o.len()];
-            arch.dispatch(|| o.iter_mut().zip(x).for_each(|(o, &x)| *o += x));
+            arch.run(#[inline(always)] || o.iter_mut().zip(x).for_each(|(o, &x)| *o += x));
         });
     });
 }

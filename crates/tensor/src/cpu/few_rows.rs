@@ -152,9 +152,12 @@ fn through_rows<T: Lanes>(
             if rows < columns {
                 to.fill(T::ZERO);
             }
-            device.arch().dispatch(|| {
-                copy::transpose(&a.data[first * a.row..], a.row, [rows, k], to, |input| input * columns);
-            });
+            device.arch().run(
+                #[inline(always)]
+                || {
+                    copy::transpose(&a.data[first * a.row..], a.row, [rows, k], to, |input| input * columns);
+                },
+            );
         });
     }
     let (laid_out, mut sums) = (laid_out.read::<T>(), sums.write::<T>());
@@ -168,7 +171,10 @@ fn through_rows<T: Lanes>(
     let sums = &*sums;
     device.for_chunks(&mut dst[..m * n], m.div_ceil(parts) * n, |i, dst| {
         let first = i * m.div_ceil(parts);
-        device.arch().dispatch(|| put_transposed(sums, width, first, dst, n, into));
+        device.arch().run(
+            #[inline(always)]
+            || put_transposed(sums, width, first, dst, n, into),
+        );
     });
 }
 

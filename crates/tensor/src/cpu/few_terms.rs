@@ -44,16 +44,22 @@ pub(crate) fn few_terms<T: Lanes>(
     let [left, panels] = [m * k, n * k].map(|count| Storage::stale(device, count * size_of::<T>()));
     {
         let (mut left, mut panels) = (left.write::<T>(), panels.write::<T>());
-        device.arch().dispatch(|| transpose(a.data, a.col, [k, m], &mut left[..m * k], |row| row * k));
-        device.arch().dispatch(|| {
-            for (i, to) in panels[..n * k].chunks_mut(panel * k).enumerate() {
-                let columns = to.len() / k;
-                // Rows may overlap, or be one: a single row has any stride, and a broadcast one none.
-                for (term, to) in to.chunks_exact_mut(columns).enumerate() {
-                    to.copy_from_slice(&b.data[term * b.row + i * panel..][..columns]);
+        device.arch().run(
+            #[inline(always)]
+            || transpose(a.data, a.col, [k, m], &mut left[..m * k], |row| row * k),
+        );
+        device.arch().run(
+            #[inline(always)]
+            || {
+                for (i, to) in panels[..n * k].chunks_mut(panel * k).enumerate() {
+                    let columns = to.len() / k;
+                    // Rows may overlap, or be one: a single row has any stride, and a broadcast one none.
+                    for (term, to) in to.chunks_exact_mut(columns).enumerate() {
+                        to.copy_from_slice(&b.data[term * b.row + i * panel..][..columns]);
+                    }
                 }
-            }
-        });
+            },
+        );
     }
     let (left, panels) = (left.read::<T>(), panels.read::<T>());
     let (left, panels) = (&left[..m * k], &panels[..n * k]);

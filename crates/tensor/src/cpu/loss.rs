@@ -1,7 +1,7 @@
 //! Losses, each the mean over its batch. Rows are the last dimension of contiguous tensors.
 
 use crate::cpu::elementwise::unary;
-use crate::cpu::exponential::Exponential;
+use crate::cpu::in_lanes::InLanes;
 use crate::cpu::softmax::{rows, softmax};
 use crate::dtype::with_float;
 use crate::op::{Form, Unary};
@@ -98,8 +98,10 @@ pub(crate) fn cross_entropy_gradient(
         let each = T::from_f64(grad / vl.len() as f64);
         let spread = T::from_f64(label_smoothing / width as f64);
         let peak = T::from_f64(1.0 - label_smoothing);
-        rows::<T>(out, width, |i, o| {
-            o.iter_mut().zip(&vy[i * width..][..width]).for_each(|(o, &y)| *o = (y.exp_in_lanes() - spread) * each);
+        rows::<T>(out, width, #[inline(always)] |i, o| {
+            for (o, &y) in o.iter_mut().zip(&vy[i * width..][..width]) {
+                *o = (y.exp_in_lanes() - spread) * each;
+            }
             let at = &mut o[vl[i] as usize];
             *at -= peak * each;
         });

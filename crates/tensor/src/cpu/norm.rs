@@ -30,7 +30,7 @@ pub(crate) fn layer_norm(
         let (vx, weight, bias) = (&*vx, weight.as_deref(), bias.as_deref());
         let (device, rows) = (out.device(), rows_of_task(out, width));
         let outputs = [(&mut *vo, rows * width), (&mut *vm, rows), (&mut *vs, rows)];
-        device.for_chunks3(outputs, |task, [vo, vm, vs]| device.arch().dispatch(|| {
+        device.for_chunks3(outputs, |task, [vo, vm, vs]| device.arch().run(#[inline(always)] || {
             let vx = &vx[task * rows * width..][..vo.len()];
             for (i, (x, o)) in vx.chunks_exact(width).zip(vo.chunks_exact_mut(width)).enumerate() {
                 let mean = T::from_f64(sum_row(x) / width as f64);
@@ -75,7 +75,7 @@ pub(crate) fn layer_norm_gradient(
         let n = T::from_f64(width as f64);
         let (vx, vg, vm, vs, weight) = (&*vx, &*vg, &*vm, &*vs, weight.as_deref());
         let (device, rows) = (out.device(), rows_of_task(out, width));
-        device.for_chunks(&mut vo, rows * width, |task, part| device.arch().dispatch(|| {
+        device.for_chunks(&mut vo, rows * width, |task, part| device.arch().run(#[inline(always)] || {
             for (i, o) in (task * rows..).zip(part.chunks_exact_mut(width)) {
                 let (x, g, mean, scale) = (&vx[i * width..][..width], &vg[i * width..][..width], vm[i], vs[i]);
                 match weight {
@@ -132,7 +132,7 @@ fn weight_gradient([x, mean, scale]: [&Tensor; 3], grad: &Tensor, width: usize, 
         let device = out.device();
         // Threads share out the columns: each is summed as by one of them.
         let columns = width.div_ceil(device.threads()).next_multiple_of(PRODUCTS).min(width);
-        device.for_chunks(&mut out.write_whole::<T>(), columns, |i, part| device.arch().dispatch(|| {
+        device.for_chunks(&mut out.write_whole::<T>(), columns, |i, part| device.arch().run(#[inline(always)] || {
             part.fill(T::ZERO);
             let of_part = i * columns..i * columns + part.len();
             for (i, (x, g)) in vx.chunks_exact(width).zip(vg.chunks_exact(width)).enumerate() {

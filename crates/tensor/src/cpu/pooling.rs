@@ -273,7 +273,7 @@ fn max_pool_pixels(x: &Tensor, p: Planes, out: &Tensor, position: &Tensor) {
         let (mut vo, mut vp) = (out.write_whole::<T>(), position.write_whole::<u8>());
         let width = x.dims()[0] * x.dims()[1];
         device.for_chunks2((&mut vo, width), (&mut vp, width), |pixel, out, position| {
-            device.arch().dispatch(|| {
+            device.arch().run(#[inline(always)] || {
                 let mut seen = p.seen(pixel);
                 let (first, from) = seen.next().expect("a window covers a pixel of the image");
                 out.copy_from_slice(&vx[from * width..][..width]);
@@ -300,7 +300,7 @@ fn max_pool_pixels_gradient(position: &Tensor, grad: &Tensor, p: Planes, out: &T
         let mut vo = out.write_whole::<T>();
         let width = out.dims()[0] * out.dims()[1];
         device.for_chunks(&mut vo, width, |pixel, out| {
-            device.arch().dispatch(|| {
+            device.arch().run(#[inline(always)] || {
                 out.fill(T::ZERO);
                 for (at, to) in p.seen_by(pixel) {
                     let (position, grad) = (&vp[to * width..][..width], &vg[to * width..][..width]);

@@ -1,22 +1,21 @@
 //! The steps of recurrent layers: gates, and states of them. All tensors are contiguous; those of several positions or places are handed
 //! over whole.
 
-use crate::cpu::exponential::Exponential;
+use crate::cpu::in_lanes::InLanes;
 use crate::cpu::share;
 use crate::dtype::with_float;
 use crate::ops::recurrent::Step;
 use crate::tensor::Tensor;
 
 #[inline(always)]
-fn sigmoid<T: Exponential>(x: T) -> T {
+fn sigmoid<T: InLanes>(x: T) -> T {
     T::ONE / (T::ONE + (-x).exp_in_lanes())
 }
 
-/// The hyperbolic tangent within roundings of 1, not of itself.
+/// What inputs and the state before add to gate `k` of a sample.
 #[inline(always)]
-fn tanh<T: Exponential>(x: T) -> T {
-    let twice = T::from_f64(2.0);
-    twice * sigmoid(twice * x) - T::ONE
+fn both<'a, T>(x: &'a [T], product: &'a [T], k: usize, width: usize) -> impl Iterator<Item = (&'a T, &'a T)> {
+    x[k * width..][..width].iter().zip(&product[k * width..][..width])
 }
 
 /// The samples of a task, of states of `width` numbers.
@@ -55,22 +54,29 @@ pub(crate) fn lstm_step(
         let vh = &mut vh[step.after * size..][..size];
         let (device, several, vp) = (x.device(), samples(x, batch, width), &*vp);
         let outputs = [(vg, several * 4 * width), (after, several * width), (vh, several * width)];
-        device.for_chunks3(outputs, |task, [gates, cells, hidden]| device.arch().dispatch(|| {
+        device.for_chunks3(outputs, |task, [gates, cells, hidden]| device.arch().run(#[inline(always)] || {
             let from = task * several;
             for (i, gates) in gates.chunks_exact_mut(4 * width).enumerate() {
                 let row = (from + i) * width;
                 let (x, p) = (&vx[4 * row..][..4 * width], &vp[4 * row..][..4 * width]);
-                let [gi, gf, gg, go] = quarters(gates);
-                let each = |k: usize| x[k * width..][..width].iter().zip(&p[k * width..][..width]);
-                gi.iter_mut().zip(each(0)).for_each(|(g, (&x, &p))| *g = sigmoid(x + p));
-                gf.iter_mut().zip(each(1)).for_each(|(g, (&x, &p))| *g = sigmoid(x + p));
-                gg.iter_mut().zip(each(2)).for_each(|(g, (&x, &p))| *g = tanh(x + p));
-                go.iter_mut().zip(each(3)).for_each(|(g, (&x, &p))| *g = sigmoid(x + p));
+                let [gi, gf, gg, go] = quarters(gates).map(|gate| &mut gate[..width]);
+                for (g, (&x, &p)) in gi.iter_mut().zip(both(x, p, 0, width)) {
+                    *g = sigmoid(x + p);
+                }
+                for (g, (&x, &p)) in gf.iter_mut().zip(both(x, p, 1, width)) {
+                    *g = sigmoid(x + p);
+                }
+                for (g, (&x, &p)) in gg.iter_mut().zip(both(x, p, 2, width)) {
+                    *g = (x + p).tanh_in_lanes();
+                }
+                for (g, (&x, &p)) in go.iter_mut().zip(both(x, p, 3, width)) {
+                    *g = sigmoid(x + p);
+                }
                 let before = &before[row..][..width];
                 let (cells, hidden) = (&mut cells[i * width..][..width], &mut hidden[i * width..][..width]);
                 for j in 0..width {
                     let cell = gf[j] * before[j] + gi[j] * gg[j];
-                    (cells[j], hidden[j]) = (cell, go[j] * tanh(cell));
+                    (cells[j], hidden[j]) = (cell, go[j] * cell.tanh_in_lanes());
                 }
             }
         }));
@@ -111,7 +117,7 @@ pub(crate) fn lstm_step_gradient(
         let vo = &mut vo[step.position * 4 * size..][..4 * size];
         let (device, several) = (gates.device(), samples(gates, batch, width));
         let outputs = ((vo, several * 4 * width), (&mut of_cell[..], several * width));
-        device.for_chunks2(outputs.0, outputs.1, |task, out, of_cell| device.arch().dispatch(|| {
+        device.for_chunks2(outputs.0, outputs.1, |task, out, of_cell| device.arch().run(#[inline(always)] || {
             for (i, out) in out.chunks_exact_mut(4 * width).enumerate() {
                 let row = (task * several + i) * width;
                 let gates = &vg[4 * row..][..4 * width];
@@ -120,9 +126,9 @@ pub(crate) fn lstm_step_gradient(
                 let (before, after) = (&before[row..][..width], &after[row..][..width]);
                 let (grad, later) = (&grad[row..][..width], &later[row..][..width]);
                 let of_cell = &mut of_cell[i * width..][..width];
-                let [oi, of, og, oo] = quarters(out);
+                let [oi, of, og, oo] = quarters(out).map(|gate| &mut gate[..width]);
                 for j in 0..width {
-                    let (of_hidden, seen) = (grad[j] + later[j], tanh(after[j]));
+                    let (of_hidden, seen) = (grad[j] + later[j], after[j].tanh_in_lanes());
                     let cell = of_cell[j] + of_hidden * go[j] * (T::ONE - seen * seen);
                     oi[j] = cell * gg[j] * gi[j] * (T::ONE - gi[j]);
                     of[j] = cell * before[j] * gf[j] * (T::ONE - gf[j]);
@@ -151,17 +157,20 @@ pub(crate) fn gru_step(x: &Tensor, product: &Tensor, step: Step, gates: &Tensor,
         let vg = &mut vg[step.position * 4 * size..][..4 * size];
         let (before, after) = two(&mut vs[..], size, step.before, step.after);
         let (device, several, vp) = (x.device(), samples(x, batch, width), &*vp);
-        device.for_chunks2((vg, several * 4 * width), (after, several * width), |task, gates, after| device.arch().dispatch(|| {
+        device.for_chunks2((vg, several * 4 * width), (after, several * width), |task, gates, after| device.arch().run(#[inline(always)] || {
             for (i, (gates, after)) in gates.chunks_exact_mut(4 * width).zip(after.chunks_exact_mut(width)).enumerate() {
                 let row = (task * several + i) * width;
                 let (x, p) = (&vx[3 * row..][..3 * width], &vp[3 * row..][..3 * width]);
-                let (before, [gr, gz, gn, gp]) = (&before[row..][..width], quarters(gates));
-                let each = |k: usize| x[k * width..][..width].iter().zip(&p[k * width..][..width]);
-                gr.iter_mut().zip(each(0)).for_each(|(g, (&x, &p))| *g = sigmoid(x + p));
-                gz.iter_mut().zip(each(1)).for_each(|(g, (&x, &p))| *g = sigmoid(x + p));
+                let (before, [gr, gz, gn, gp]) = (&before[row..][..width], quarters(gates).map(|gate| &mut gate[..width]));
+                for (g, (&x, &p)) in gr.iter_mut().zip(both(x, p, 0, width)) {
+                    *g = sigmoid(x + p);
+                }
+                for (g, (&x, &p)) in gz.iter_mut().zip(both(x, p, 1, width)) {
+                    *g = sigmoid(x + p);
+                }
                 gp.copy_from_slice(&p[2 * width..]);
                 for j in 0..width {
-                    gn[j] = tanh(x[2 * width + j] + gr[j] * gp[j]);
+                    gn[j] = (x[2 * width + j] + gr[j] * gp[j]).tanh_in_lanes();
                     after[j] = gn[j] + gz[j] * (before[j] - gn[j]);
                 }
             }
@@ -197,7 +206,7 @@ pub(crate) fn gru_step_gradient(
             (&mut of_product[at], several * 3 * width),
             (&mut later[..], several * width),
         ];
-        device.for_chunks3(outputs, |task, [of_x, of_product, later]| device.arch().dispatch(|| {
+        device.for_chunks3(outputs, |task, [of_x, of_product, later]| device.arch().run(#[inline(always)] || {
             for (i, later) in later.chunks_exact_mut(width).enumerate() {
                 let row = (task * several + i) * width;
                 let gates = &vg[4 * row..][..4 * width];

@@ -70,7 +70,10 @@ fn sum_elements<T: Float>(x: &Tensor, out: &Tensor) {
     let arch = out.device().arch();
     let (vx, mut vo) = (x.read::<T>(), out.write_whole::<T>());
     if x.count() / vo.len().max(1) <= FEW {
-        return arch.dispatch(|| add_up(x, &vx, out, &mut vo[..]));
+        return arch.run(
+            #[inline(always)]
+            || add_up(x, &vx, out, &mut vo[..]),
+        );
     }
     let room = Storage::stale(out.device(), vo.len() * size_of::<f64>());
     let mut sums = room.write::<f64>();
@@ -90,10 +93,16 @@ fn sum_elements<T: Float>(x: &Tensor, out: &Tensor) {
                 let width = sums.len();
                 let part = |tensor: &Tensor| tensor.seen_as(tensor.geometry.narrow(last, i * columns, width));
                 let (x, out) = (part(x), part(out));
-                arch.dispatch(|| add_up(&x, vx, &out, sums));
+                arch.run(
+                    #[inline(always)]
+                    || add_up(&x, vx, &out, sums),
+                );
             });
         }
-        None => arch.dispatch(|| add_up(x, &vx, out, sums)),
+        None => arch.run(
+            #[inline(always)]
+            || add_up(x, &vx, out, sums),
+        ),
     }
     vo.iter_mut().zip(sums).for_each(|(o, &mut sum)| *o = T::from_f64(sum));
 }
@@ -136,8 +145,12 @@ pub(crate) fn running_sums(x: &Tensor, dim: usize, toward: Toward, out: &Tensor)
         let (vx, each) = (&*vx, size * inner);
         let several = share(out.device(), x.count()).div_ceil(each);
         out.device().for_chunks(&mut vo, several * each, |chunk, out| {
+            let x = &vx[chunk * several * each..][..out.len()];
+            if inner == 1 {
+                return running_sums_of_rows(x, size, toward, out);
+            }
             let mut sums = vec![0.0f64; inner];
-            for (x, out) in vx[chunk * several * each..].chunks_exact(each).zip(out.chunks_exact_mut(each)) {
+            for (x, out) in x.chunks_exact(each).zip(out.chunks_exact_mut(each)) {
                 sums.fill(0.0);
                 for i in 0..size {
                     let row = match toward { Toward::End => i, Toward::Beginning => size - 1 - i } * inner;
@@ -150,6 +163,30 @@ pub(crate) fn running_sums(x: &Tensor, dim: usize, toward: Toward, out: &Tensor)
             }
         });
     });
+}
+
+/// Rows that are summed beside each other: a sum waits for the one before it, and meanwhile there is time for others.
+const ROWS: usize = 8;
+
+fn running_sums_of_rows<T: Float>(x: &[T], width: usize, toward: Toward, out: &mut [T]) {
+    let (mut x, mut out) = (x, out);
+    while !x.is_empty() {
+        let rows = ROWS.min(x.len() / width);
+        let ((own, later), (to, later_out)) =
+            (x.split_at(rows * width), std::mem::take(&mut out).split_at_mut(rows * width));
+        let mut sums = [0.0f64; ROWS];
+        for i in 0..width {
+            let at = match toward {
+                Toward::End => i,
+                Toward::Beginning => width - 1 - i,
+            };
+            for (row, sum) in sums[..rows].iter_mut().enumerate() {
+                *sum += own[row * width + at].to_f64();
+                to[row * width + at] = T::from_f64(*sum);
+            }
+        }
+        (x, out) = (later, later_out);
+    }
 }
 
 /// For each row of `width` elements of the contiguous `x`: the largest, and where the first of them stands.

@@ -35,7 +35,10 @@ pub(crate) fn small_gemm<T: Lanes>(
     {
         let mut packed = room.write::<T>();
         let packed = &mut packed[..held];
-        device.arch().dispatch(|| pack_columns(b, [n, k], panel, packed));
+        device.arch().run(
+            #[inline(always)]
+            || pack_columns(b, [n, k], panel, packed),
+        );
     }
     let packed = room.read::<T>();
     let packed = &packed[..held];

@@ -1,6 +1,6 @@
 //! Softmax and its logarithm. Rows are the last dimension of contiguous tensors.
 
-use crate::cpu::exponential::Exponential;
+use crate::cpu::in_lanes::InLanes;
 use crate::cpu::share;
 use crate::dtype::{Float, with_float};
 use crate::op::Form;
@@ -13,34 +13,78 @@ pub(super) fn rows<T: Float>(out: &Tensor, width: usize, f: impl Fn(usize, &mut 
     let mut vo = out.write_whole::<T>();
     let per_task = (share(device, vo.len()) / width.max(1)).max(1);
     device.for_chunks(&mut vo, per_task * width, |task, part| {
-        arch.dispatch(|| {
-            for (i, row) in part.chunks_exact_mut(width).enumerate() {
-                f(task * per_task + i, row);
-            }
-        });
+        arch.run(
+            #[inline(always)]
+            || {
+                for (i, row) in part.chunks_exact_mut(width).enumerate() {
+                    f(task * per_task + i, row);
+                }
+            },
+        );
     });
 }
 
 /// Independent largest values and partial sums of a row, so that they become vectors.
 const LANES: usize = 16;
 
+/// Adds, or whatever `f` does, some numbers to those of the lanes.
+#[inline(always)]
+fn add_in_lanes<T: InLanes>(lanes: &mut [T; LANES], some: &[T], f: impl Fn(T, T) -> T) {
+    for (lane, &x) in lanes.iter_mut().zip(some) {
+        *lane = f(*lane, x);
+    }
+}
+
+/// The sum of a row's numbers, in an order that its length alone decides.
+#[inline(always)]
+fn sum_in_lanes<T: InLanes>(numbers: impl ExactSizeIterator<Item = T>) -> T {
+    let (mut sums, mut numbers) = ([T::ZERO; LANES], numbers);
+    for _ in 0..numbers.len() / LANES {
+        for sum in &mut sums {
+            *sum += numbers.next().unwrap_or(T::ZERO);
+        }
+    }
+    for (sum, x) in sums.iter_mut().zip(numbers) {
+        *sum += x;
+    }
+    sums.iter().fold(T::ZERO, |sum, &x| sum + x)
+}
+
 /// The largest of a row and the sum of exp(x - largest), in an order that the row's length alone decides.
 #[inline(always)]
-fn normaliser<T: Exponential>(x: &[T]) -> (T, T) {
+fn normaliser<T: InLanes>(x: &[T]) -> (T, T) {
     let (whole, rest) = x.as_chunks::<LANES>();
     let mut most = [T::NEG_INFINITY; LANES];
-    let in_lanes = |most: &mut [T; LANES], some: &[T]| {
-        most.iter_mut().zip(some).for_each(|(most, &x)| *most = most.larger(x));
-    };
-    whole.iter().for_each(|some| in_lanes(&mut most, some));
-    in_lanes(&mut most, rest);
+    for some in whole {
+        add_in_lanes(
+            &mut most,
+            some,
+            #[inline(always)]
+            |most, x| most.larger(x),
+        );
+    }
+    add_in_lanes(
+        &mut most,
+        rest,
+        #[inline(always)]
+        |most, x| most.larger(x),
+    );
     let largest = most.iter().fold(T::NEG_INFINITY, |a, &b| a.larger(b));
     let mut sums = [T::ZERO; LANES];
-    let in_lanes = |sums: &mut [T; LANES], some: &[T]| {
-        sums.iter_mut().zip(some).for_each(|(sum, &x)| *sum += (x - largest).exp_in_lanes());
-    };
-    whole.iter().for_each(|some| in_lanes(&mut sums, some));
-    in_lanes(&mut sums, rest);
+    for some in whole {
+        add_in_lanes(
+            &mut sums,
+            some,
+            #[inline(always)]
+            |sum, x| sum + (x - largest).exp_in_lanes(),
+        );
+    }
+    add_in_lanes(
+        &mut sums,
+        rest,
+        #[inline(always)]
+        |sum, x| sum + (x - largest).exp_in_lanes(),
+    );
     (largest, sums.iter().fold(T::ZERO, |sum, &x| sum + x))
 }
 
@@ -50,13 +94,15 @@ pub(crate) fn softmax(form: Form, x: &Tensor, width: usize, out: &Tensor) {
     with_float!(x.dtype, "softmax", T => {
         let vx = x.read_contiguous::<T>("softmax");
         let vx = &*vx;
-        rows::<T>(out, width, |i, o| {
+        rows::<T>(out, width, #[inline(always)] |i, o| {
             let x = &vx[i * width..][..width];
             let (largest, sum) = normaliser(x);
             match form {
                 Form::Softmax => {
                     let scale = T::ONE / sum;
-                    o.iter_mut().zip(x).for_each(|(o, &x)| *o = (x - largest).exp_in_lanes() * scale);
+                    for (o, &x) in o.iter_mut().zip(x) {
+                        *o = (x - largest).exp_in_lanes() * scale;
+                    }
                 }
                 Form::LogSoftmax => {
                     // One after the other: beside a large number the second would be lost.
@@ -74,18 +120,20 @@ pub(crate) fn softmax_gradient(form: Form, y: &Tensor, grad: &Tensor, width: usi
     with_float!(y.dtype, "softmax", T => {
         let (vy, vg) = (y.read_contiguous::<T>("softmax"), grad.read_contiguous::<T>("softmax"));
         let (vy, vg) = (&*vy, &*vg);
-        rows::<T>(out, width, |i, o| {
+        rows::<T>(out, width, #[inline(always)] |i, o| {
             let (y, g) = (&vy[i * width..][..width], &vg[i * width..][..width]);
             match form {
                 // dx = y (g - sum(g y))
                 Form::Softmax => {
-                    let dot = y.iter().zip(g).fold(T::ZERO, |s, (&y, &g)| s + y * g);
+                    let dot = sum_in_lanes(y.iter().zip(g).map(#[inline(always)] |(&y, &g)| y * g));
                     o.iter_mut().zip(y.iter().zip(g)).for_each(|(o, (&y, &g))| *o = y * (g - dot));
                 }
                 // dx = g - exp(y) sum(g)
                 Form::LogSoftmax => {
-                    let sum = g.iter().fold(T::ZERO, |s, &g| s + g);
-                    o.iter_mut().zip(y.iter().zip(g)).for_each(|(o, (&y, &g))| *o = g - y.exp_in_lanes() * sum);
+                    let sum = sum_in_lanes(g.iter().copied());
+                    for (o, (&y, &g)) in o.iter_mut().zip(y.iter().zip(g)) {
+                        *o = g - y.exp_in_lanes() * sum;
+                    }
                 }
             }
         });

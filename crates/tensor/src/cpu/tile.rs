@@ -128,18 +128,24 @@ pub(crate) fn in_panels<T: Lanes>(
     let columns = device.arch().dispatch(Columns::of::<T>()).panel;
     device.for_chunks(panels, taps * depth * columns, |i, panel| {
         let (first, columns) = (from + i * columns, panel.len() / (taps * depth));
-        device.arch().dispatch(|| {
-            let used = panel.chunks_exact_mut(depth * columns).enumerate().filter(|(tap, _)| is_used(*tap));
-            for (tap, panel) in used {
-                let kernel = &kernels[tap * depth * width..][..depth * width];
-                match turned {
-                    Turned::No => side_by_side(kernel, [width, first], panel, columns),
-                    Turned::Yes => {
-                        transpose(&kernel[first * depth..], depth, [columns, depth], panel, |p| p * columns);
+        device.arch().run(
+            #[inline(always)]
+            || {
+                let used =
+                    panel.chunks_exact_mut(depth * columns).enumerate().filter(|(tap, _)| is_used(*tap));
+                for (tap, panel) in used {
+                    let kernel = &kernels[tap * depth * width..][..depth * width];
+                    match turned {
+                        Turned::No => side_by_side(kernel, [width, first], panel, columns),
+                        Turned::Yes => {
+                            transpose(&kernel[first * depth..], depth, [columns, depth], panel, |p| {
+                                p * columns
+                            });
+                        }
                     }
                 }
-            }
-        });
+            },
+        );
     });
 }
 

@@ -117,9 +117,27 @@ impl Tensor {
         if tensors.len() == 1 {
             return (*first).clone();
         }
-        // In halves: one after the other, each would be copied as often as there are others behind it.
-        let (left, right) = tensors.split_at(tensors.len() / 2);
-        Tensor::cat(left, dim).joined(&Tensor::cat(right, dim), dim)
+        let widest = tensors.iter().map(|x| x.dtype).reduce(|a, b| if a == b { a } else { a.wide() });
+        let dtype = widest.unwrap_or(first.dtype);
+        let like =
+            |x: &&Tensor| if x.dtype.is_half() && dtype == DType::F32 { x.widened() } else { (*x).clone() };
+        let tensors: Vec<Tensor> = tensors.iter().map(like).collect();
+        let (first, mut len) = (&tensors[0], 0);
+        for next in &tensors {
+            first.check_partner("cat", next);
+            let size = next.dims().get(dim).copied().unwrap_or(0);
+            let fits =
+                next.shape().n_dims() > dim && next.shape().with(dim, first.dims()[dim]) == *first.shape();
+            assert!(
+                fits,
+                "cat: shapes {} and {} differ outside of dimension {dim}",
+                first.shape(),
+                next.shape()
+            );
+            len += size;
+        }
+        let out = Tensor::stale(first.device(), first.shape().with(dim, len), dtype);
+        Tensor::lined_up(&tensors, dim, out)
     }
 
     /// The tensors, of one shape, side by side along a new dimension before dimension `dim`.
@@ -218,19 +236,20 @@ impl Tensor {
         along(columns) - along(rows).reshape([rows, 1])
     }
 
-    #[track_caller]
-    fn joined(&self, other: &Tensor, dim: usize) -> Tensor {
-        if self.dtype != other.dtype && [self.dtype, other.dtype].map(DType::wide) == [DType::F32; 2] {
-            return self.widened().joined(&other.widened(), dim);
+    /// `out`, filled with the tensors one after the other. In the graph halves are put together, and their halves, as an operation knows two
+    /// tensors; nothing is copied twice.
+    fn lined_up(tensors: &[Tensor], dim: usize, out: Tensor) -> Tensor {
+        if let [one] = tensors {
+            kernel::copy::copy(one, &out);
+            return Tensor { node: one.node.clone(), ..out };
         }
-        self.check_partner("cat", other);
-        let middle = self.dims()[dim];
-        let fits = other.shape().n_dims() > dim && other.shape().with(dim, middle) == *self.shape();
-        assert!(fits, "cat: shapes {} and {} differ outside of dimension {dim}", self.shape(), other.shape());
-        let len = other.dims()[dim];
-        let out = Tensor::stale(self.device(), self.shape().with(dim, middle + len), self.dtype);
-        kernel::copy::copy(self, &out.seen_as(out.geometry.narrow(dim, 0, middle)));
-        kernel::copy::copy(other, &out.seen_as(out.geometry.narrow(dim, middle, len)));
-        recorded(out, Op::Cat { dim, middle }, &[self, other], |_| [None])
+        let (left, right) = tensors.split_at(tensors.len() / 2);
+        let middle = left.iter().map(|x| x.dims()[dim]).sum();
+        let stretch = |start: usize, len: usize| out.seen_as(out.geometry.narrow(dim, start, len));
+        let halves = [
+            Tensor::lined_up(left, dim, stretch(0, middle)),
+            Tensor::lined_up(right, dim, stretch(middle, out.dims()[dim] - middle)),
+        ];
+        recorded(out, Op::Cat { dim, middle }, &halves.each_ref(), |_| [None])
     }
 }

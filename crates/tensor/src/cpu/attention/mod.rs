@@ -17,7 +17,7 @@ mod products;
 
 use crate::cpu::copy::transpose;
 use crate::cpu::dropout::threshold;
-use crate::cpu::exponential::Exponential;
+use crate::cpu::in_lanes::InLanes;
 use crate::cpu::lanes::{Lanes, MOST_LANES};
 use crate::cpu::tile::by_panels;
 use crate::dtype::{Float, with_float};
@@ -240,7 +240,7 @@ fn largest<T: Float>(row: &[T]) -> T {
 
 /// Replaces scores by the exponentials of what they are above `base`; gives their sum.
 #[inline(always)]
-fn exponentials<T: Exponential>(row: &mut [T], base: T) -> T {
+fn exponentials<T: InLanes>(row: &mut [T], base: T) -> T {
     let mut lanes = [T::ZERO; MOST_LANES];
     for part in row.as_chunks_mut::<MOST_LANES>().0 {
         for (lane, x) in lanes.iter_mut().zip(part) {
@@ -269,7 +269,7 @@ fn scale<T: Float>(sizes: Sizes) -> T {
     T::from_f64(1.0 / (sizes.depth as f64).sqrt())
 }
 
-impl<T: Lanes + Exponential> WithSimd for Forward<'_, T> {
+impl<T: Lanes + InLanes> WithSimd for Forward<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -357,7 +357,7 @@ struct Backward<'a, T> {
     out: Head<'a, T>,
 }
 
-impl<T: Lanes + Exponential> WithSimd for Backward<'_, T> {
+impl<T: Lanes + InLanes> WithSimd for Backward<'_, T> {
     type Output = ();
 
     #[inline(always)]

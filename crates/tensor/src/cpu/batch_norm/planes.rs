@@ -22,11 +22,14 @@ pub(super) fn moments<T: Float>(x: &Tensor, [means, squares]: [&mut [f64]; 2]) {
     let (dims, device) = (dims(x), x.device());
     let count = (dims[0] * dims[2]) as f64;
     device.for_chunks2((means, 1), (squares, 1), |c, mean, square| {
-        device.arch().dispatch(|| {
-            mean[0] = rows(&vx, dims, c).map(sum_row).sum::<f64>() / count;
-            let mean = T::from_f64(mean[0]);
-            square[0] = rows(&vx, dims, c).map(|row| sum_squares(row, mean)).sum::<f64>();
-        });
+        device.arch().run(
+            #[inline(always)]
+            || {
+                mean[0] = rows(&vx, dims, c).map(sum_row).sum::<f64>() / count;
+                let mean = T::from_f64(mean[0]);
+                square[0] = rows(&vx, dims, c).map(|row| sum_squares(row, mean)).sum::<f64>();
+            },
+        );
     });
 }
 
@@ -67,12 +70,15 @@ pub(super) fn normalise<T: Float>(x: &Tensor, [mean, mul, add]: [&[T]; 3], out: 
     let ([_, channels, len], device) = (dims(x), x.device());
     device.for_chunks(&mut vo, channels * len, |i, image| {
         let x = &vx[i * channels * len..][..channels * len];
-        device.arch().dispatch(|| {
-            for (c, (x, o)) in x.chunks_exact(len).zip(image.chunks_exact_mut(len)).enumerate() {
-                let (mean, mul, add) = (mean[c], mul[c], add[c]);
-                o.iter_mut().zip(x).for_each(|(o, &x)| *o = (x - mean) * mul + add);
-            }
-        });
+        device.arch().run(
+            #[inline(always)]
+            || {
+                for (c, (x, o)) in x.chunks_exact(len).zip(image.chunks_exact_mut(len)).enumerate() {
+                    let (mean, mul, add) = (mean[c], mul[c], add[c]);
+                    o.iter_mut().zip(x).for_each(|(o, &x)| *o = (x - mean) * mul + add);
+                }
+            },
+        );
     });
 }
 
@@ -81,12 +87,15 @@ pub(super) fn sums<T: Float>(x: &Tensor, grad: &Tensor, mean: &[T], [sum_g, sum_
     let (vx, vg) = (x.read_contiguous::<T>("batch_norm"), grad.read_contiguous::<T>("batch_norm"));
     let (dims, device) = (dims(x), x.device());
     device.for_chunks2((sum_g, 1), (sum_gx, 1), |c, sum_g, sum_gx| {
-        device.arch().dispatch(|| {
-            let mean = mean[c];
-            sum_g[0] = rows(&vg, dims, c).map(sum_row).sum();
-            let pairs = rows(&vg, dims, c).zip(rows(&vx, dims, c));
-            sum_gx[0] = pairs.map(|(g, x)| sum_pairs(g, x, |g, x| g * (x - mean))).sum();
-        });
+        device.arch().run(
+            #[inline(always)]
+            || {
+                let mean = mean[c];
+                sum_g[0] = rows(&vg, dims, c).map(sum_row).sum();
+                let pairs = rows(&vg, dims, c).zip(rows(&vx, dims, c));
+                sum_gx[0] = pairs.map(|(g, x)| sum_pairs(g, x, |g, x| g * (x - mean))).sum();
+            },
+        );
     });
 }
 
@@ -103,15 +112,18 @@ pub(super) fn input_gradient<T: Float>(
     device.for_chunks(&mut vo, channels * len, |i, image| {
         let at = i * channels * len;
         let (x, g) = (&vx[at..][..channels * len], &vg[at..][..channels * len]);
-        device.arch().dispatch(|| {
-            let rows = x.chunks_exact(len).zip(g.chunks_exact(len)).zip(image.chunks_exact_mut(len));
-            for (c, ((x, g), o)) in rows.enumerate() {
-                let (mean, mul, mean_g, slope) = (mean[c], mul[c], mean_g[c], slope[c]);
-                let pairs = x.iter().zip(g);
-                o.iter_mut()
-                    .zip(pairs)
-                    .for_each(|(o, (&x, &g))| *o = mul * (g - mean_g - (x - mean) * slope));
-            }
-        });
+        device.arch().run(
+            #[inline(always)]
+            || {
+                let rows = x.chunks_exact(len).zip(g.chunks_exact(len)).zip(image.chunks_exact_mut(len));
+                for (c, ((x, g), o)) in rows.enumerate() {
+                    let (mean, mul, mean_g, slope) = (mean[c], mul[c], mean_g[c], slope[c]);
+                    let pairs = x.iter().zip(g);
+                    o.iter_mut()
+                        .zip(pairs)
+                        .for_each(|(o, (&x, &g))| *o = mul * (g - mean_g - (x - mean) * slope));
+                }
+            },
+        );
     });
 }

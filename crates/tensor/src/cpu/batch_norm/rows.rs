@@ -31,13 +31,19 @@ fn by_blocks<T: Float>(
     let sums = &mut sums[..n_blocks * 2 * width];
     let some = |i: usize| BLOCK.min(rows - i * BLOCK);
     device.for_chunks(sums, (2 * width).max(1), |i, sums| {
-        device.arch().dispatch(|| block(i * BLOCK, some(i), sums));
+        device.arch().run(
+            #[inline(always)]
+            || block(i * BLOCK, some(i), sums),
+        );
     });
-    device.arch().dispatch(|| {
-        for (i, sums) in sums.chunks_exact((2 * width).max(1)).enumerate() {
-            merge(i * BLOCK, some(i), sums);
-        }
-    });
+    device.arch().run(
+        #[inline(always)]
+        || {
+            for (i, sums) in sums.chunks_exact((2 * width).max(1)).enumerate() {
+                merge(i * BLOCK, some(i), sums);
+            }
+        },
+    );
 }
 
 /// Each channel's mean and sum of squared distances from it; the parts of blocks are merged as Chan, Golub and LeVeque do
@@ -87,21 +93,25 @@ pub(super) fn normalise<T: Float>(
     device.for_chunks(out, chunk, |i, out| {
         let at = i * chunk..i * chunk + out.len();
         let (x, plus) = (&x[at.clone()], plus.map(|plus| &plus[at]));
-        device.arch().dispatch(|| {
-            for (row, out) in out.chunks_exact_mut(width).enumerate() {
-                let x = &x[row * width..][..width];
-                let channels = mean.iter().zip(mul).zip(add);
-                for ((o, &x), ((&mean, &mul), &add)) in out.iter_mut().zip(x).zip(channels) {
-                    *o = (x - mean) * mul + add;
+        device.arch().run(
+            #[inline(always)]
+            || {
+                for (row, out) in out.chunks_exact_mut(width).enumerate() {
+                    let x = &x[row * width..][..width];
+                    let channels = mean.iter().zip(mul).zip(add);
+                    for ((o, &x), ((&mean, &mul), &add)) in out.iter_mut().zip(x).zip(channels) {
+                        *o = (x - mean) * mul + add;
+                    }
+                    if let Some(plus) = plus {
+                        out.iter_mut().zip(&plus[row * width..][..width]).for_each(|(o, &plus)| *o += plus);
+                    }
+                    if relu {
+                        out.iter_mut()
+                            .for_each(|o| *o = if *o > T::ZERO || o.is_nan() { *o } else { T::ZERO });
+                    }
                 }
-                if let Some(plus) = plus {
-                    out.iter_mut().zip(&plus[row * width..][..width]).for_each(|(o, &plus)| *o += plus);
-                }
-                if relu {
-                    out.iter_mut().for_each(|o| *o = if *o > T::ZERO || o.is_nan() { *o } else { T::ZERO });
-                }
-            }
-        });
+            },
+        );
     });
 }
 
@@ -158,30 +168,34 @@ pub(super) fn input_gradient<T: Float>(
     let width = mean.len();
     let chunk = share(device, out.len(), width);
     device.for_chunks(out, chunk, |i, out| {
-        device.arch().dispatch(|| {
-            for (row, out) in out.chunks_exact_mut(width).enumerate() {
-                let at = i * chunk + row * width;
-                let (x, g) = (&x[at..][..width], &grad[at..][..width]);
-                let channels = mean.iter().zip(mul).zip(mean_g.iter().zip(slope));
-                let values = x.iter().zip(g).zip(channels);
-                match mask {
-                    None => {
-                        for (o, ((&x, &g), ((&mean, &mul), (&mean_g, &slope)))) in out.iter_mut().zip(values)
-                        {
-                            *o = mul * (g - mean_g - (x - mean) * slope);
+        device.arch().run(
+            #[inline(always)]
+            || {
+                for (row, out) in out.chunks_exact_mut(width).enumerate() {
+                    let at = i * chunk + row * width;
+                    let (x, g) = (&x[at..][..width], &grad[at..][..width]);
+                    let channels = mean.iter().zip(mul).zip(mean_g.iter().zip(slope));
+                    let values = x.iter().zip(g).zip(channels);
+                    match mask {
+                        None => {
+                            for (o, ((&x, &g), ((&mean, &mul), (&mean_g, &slope)))) in
+                                out.iter_mut().zip(values)
+                            {
+                                *o = mul * (g - mean_g - (x - mean) * slope);
+                            }
                         }
-                    }
-                    Some(mask) => {
-                        let values = values.zip(&mask[at..][..width]);
-                        for (o, (((&x, &g), ((&mean, &mul), (&mean_g, &slope))), &mask)) in
-                            out.iter_mut().zip(values)
-                        {
-                            let g = g.where_relu_passed(mask);
-                            *o = mul * (g - mean_g - (x - mean) * slope);
+                        Some(mask) => {
+                            let values = values.zip(&mask[at..][..width]);
+                            for (o, (((&x, &g), ((&mean, &mul), (&mean_g, &slope))), &mask)) in
+                                out.iter_mut().zip(values)
+                            {
+                                let g = g.where_relu_passed(mask);
+                                *o = mul * (g - mean_g - (x - mean) * slope);
+                            }
                         }
                     }
                 }
-            }
-        });
+            },
+        );
     });
 }

@@ -97,7 +97,10 @@ pub(super) fn forward<T: Multiplied>(
             plane.fill(b.map_or(T::ZERO, |b| b[o]));
         }
         for group in 0..p.options.groups {
-            device.arch().dispatch(|| lower(image, &p, group, &mut matrix));
+            device.arch().run(
+                #[inline(always)]
+                || lower(image, &p, group, &mut matrix),
+            );
             let w = Mat::rows(&w[group * og * taps..], taps);
             gemm(&mut out[group * og * area..], [og, area, taps], w, Mat::rows(&matrix, area), Into::Add);
         }
@@ -115,7 +118,10 @@ pub(super) fn image_gradient<T: Multiplied>(device: &Device, g: &[T], w: &[T], p
         for group in 0..p.options.groups {
             let w = Mat::rows(&w[group * og * taps..], taps).t();
             gemm(&mut matrix, [taps, area, og], w, Mat::rows(&g[group * og * area..], area), Into::Replace);
-            device.arch().dispatch(|| raise(&matrix, &p, group, image));
+            device.arch().run(
+                #[inline(always)]
+                || raise(&matrix, &p, group, image),
+            );
         }
     });
 }
@@ -141,12 +147,15 @@ pub(super) fn sum_over_runs<T: Float>(
     device.for_chunks(partial, size.max(1), |run, sum| {
         each(run * per_run..((run + 1) * per_run).min(parts), sum);
     });
-    device.arch().dispatch(|| {
-        out.copy_from_slice(&partial[..size]);
-        for run in partial.chunks_exact(size.max(1)).skip(1) {
-            out.iter_mut().zip(run).for_each(|(o, &x)| *o += x);
-        }
-    });
+    device.arch().run(
+        #[inline(always)]
+        || {
+            out.copy_from_slice(&partial[..size]);
+            for run in partial.chunks_exact(size.max(1)).skip(1) {
+                out.iter_mut().zip(run).for_each(|(o, &x)| *o += x);
+            }
+        },
+    );
 }
 
 pub(super) fn kernel_gradient<T: Multiplied>(device: &Device, x: &[T], g: &[T], p: Plan, out: &mut [T]) {
@@ -159,7 +168,10 @@ pub(super) fn kernel_gradient<T: Multiplied>(device: &Device, x: &[T], g: &[T], 
         for n in images {
             let (image, g) = (&x[n * p.image()..][..p.image()], &g[n * p.out_image()..][..p.out_image()]);
             for group in 0..p.options.groups {
-                device.arch().dispatch(|| lower(image, &p, group, &mut matrix));
+                device.arch().run(
+                    #[inline(always)]
+                    || lower(image, &p, group, &mut matrix),
+                );
                 let g = Mat::rows(&g[group * og * area..], area);
                 gemm(
                     &mut sum[group * og * taps..],

@@ -155,7 +155,7 @@ pub(crate) fn bias_gradient(grad: &Tensor, plan: Plan, out: &Tensor) {
         let g = grad.read_contiguous::<T>("conv2d");
         let mut o = out.write_whole::<T>();
         let area = plan.oh * plan.ow;
-        out.device().arch().dispatch(|| {
+        out.device().arch().run(#[inline(always)] || {
             let mut sums = [0.0f64; 64];
             for first in (0..plan.o).step_by(sums.len()) {
                 let part = first..(first + sums.len()).min(plan.o);

@@ -275,17 +275,21 @@ impl Part {
 /// The gradients of a part in panels: (panel, rows, columns of the panel).
 fn lay_out_grads<T: Lanes>(device: &Device, grads: &[T], p: &Plan, part: &Part, panels: &mut [T]) {
     let (rows, panel) = (part.rows(), device.arch().dispatch(Columns::of::<T>()).panel);
-    device.arch().dispatch(|| {
-        for column in (0..p.o).step_by(panel) {
-            let columns = panel.min(p.o - column);
-            let panel = &mut panels[rows * column..][..rows * columns];
-            for (to, output) in panel.chunks_exact_mut(part.samples.len() * columns).zip(part.outputs.clone())
-            {
-                let from = &grads[(output * p.n + part.samples.start) * p.o..];
-                side_by_side(from, [p.o, column], to, columns);
+    device.arch().run(
+        #[inline(always)]
+        || {
+            for column in (0..p.o).step_by(panel) {
+                let columns = panel.min(p.o - column);
+                let panel = &mut panels[rows * column..][..rows * columns];
+                for (to, output) in
+                    panel.chunks_exact_mut(part.samples.len() * columns).zip(part.outputs.clone())
+                {
+                    let from = &grads[(output * p.n + part.samples.start) * p.o..];
+                    side_by_side(from, [p.o, column], to, columns);
+                }
             }
-        }
-    });
+        },
+    );
 }
 
 /// What a tap links to a part: the input pixel, and to which of the output pixels it is linked.
@@ -321,14 +325,22 @@ fn lay_out_inputs<T: Lanes>(
     blocks: &mut [T],
 ) {
     let row = part.samples.len() * BLOCK;
-    device.arch().dispatch(|| {
-        let blocks = blocks.chunks_exact_mut(linked.count * row);
-        for (block, channel) in blocks.zip(channels.step_by(BLOCK)) {
-            for (to, [input, _]) in block.chunks_exact_mut(row).zip(linked.pixels()) {
-                side_by_side(&inputs[(input * p.n + part.samples.start) * p.c..], [p.c, channel], to, BLOCK);
+    device.arch().run(
+        #[inline(always)]
+        || {
+            let blocks = blocks.chunks_exact_mut(linked.count * row);
+            for (block, channel) in blocks.zip(channels.clone().step_by(BLOCK)) {
+                for (to, [input, _]) in block.chunks_exact_mut(row).zip(linked.pixels()) {
+                    side_by_side(
+                        &inputs[(input * p.n + part.samples.start) * p.c..],
+                        [p.c, channel],
+                        to,
+                        BLOCK,
+                    );
+                }
             }
-        }
-    });
+        },
+    );
 }
 
 /// Adds what a tap links to a part to its gradient, or begins with it.

@@ -67,15 +67,18 @@ fn lay_out<T: Lanes>(device: &Device, x: &[T], p: &Plan) -> Storage {
         after.fill(T::ZERO);
         let edge = p.options.padding[1] * p.c;
         device.for_chunks(strips, p.n * strip(p), |row, strips| {
-            device.arch().dispatch(|| {
-                for (strip, image) in strips.chunks_exact_mut(strip(p)).zip(x.chunks_exact(p.image())) {
-                    let (before, rest) = strip.split_at_mut(edge);
-                    let (pixels, after) = rest.split_at_mut(p.w * p.c);
-                    before.fill(T::ZERO);
-                    after.fill(T::ZERO);
-                    transpose(&image[row * p.w..], p.h * p.w, [p.c, p.w], pixels, |pixel| pixel * p.c);
-                }
-            });
+            device.arch().run(
+                #[inline(always)]
+                || {
+                    for (strip, image) in strips.chunks_exact_mut(strip(p)).zip(x.chunks_exact(p.image())) {
+                        let (before, rest) = strip.split_at_mut(edge);
+                        let (pixels, after) = rest.split_at_mut(p.w * p.c);
+                        before.fill(T::ZERO);
+                        after.fill(T::ZERO);
+                        transpose(&image[row * p.w..], p.h * p.w, [p.c, p.w], pixels, |pixel| pixel * p.c);
+                    }
+                },
+            );
         });
     }
     room

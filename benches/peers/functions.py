@@ -1,0 +1,82 @@
+"""Peer of crates/nn/examples/functions.rs: the same layers and operations by PyTorch.
+
+Usage: functions.py THREADS [PART OF A NAME]
+Prints a line each: ms of a training step (forward, sum, backward) and of a forward pass alone, medians.
+"""
+import sys
+import time
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+CALLS = (3, 15)
+torch.set_num_threads(int(sys.argv[1]))
+only = sys.argv[2] if len(sys.argv) > 2 else ""
+
+
+def median_ms(f):
+    for _ in range(CALLS[0]):
+        f()
+    times = []
+    for _ in range(CALLS[1]):
+        start = time.perf_counter()
+        f()
+        times.append((time.perf_counter() - start) * 1e3)
+    return sorted(times)[len(times) // 2]
+
+
+def op(name, shape, f, parameters=()):
+    if only not in name:
+        return
+    x = torch.randn(*shape, requires_grad=True)
+
+    def step():
+        for parameter in parameters:
+            parameter.grad = None
+        x.grad = None
+        f(x).sum().backward()
+
+    def forward():
+        with torch.no_grad():
+            f(x)
+
+    print(f"{name:16} {median_ms(step):9.2f} {median_ms(forward):9.2f}", flush=True)
+
+
+def layer(name, shape, module):
+    first = lambda y: y[0] if isinstance(y, tuple) else y
+    op(name, shape, lambda x: first(module(x)), list(module.parameters()))
+
+
+layer("lstm", (32, 64, 128), nn.LSTM(128, 256, batch_first=True))
+layer("lstm of 64", (16, 100, 64), nn.LSTM(64, 64, batch_first=True))
+layer("gru", (32, 64, 128), nn.GRU(128, 256, batch_first=True))
+layer("encoder", (16, 64, 256), nn.TransformerEncoderLayer(256, 8, 1024, dropout=0.0, batch_first=True))
+layer("group_norm", (32, 64, 32, 32), nn.GroupNorm(8, 64))
+layer("rms_norm", (4096, 512), nn.RMSNorm(512))
+layer("conv1d", (32, 64, 256), nn.Conv1d(64, 64, 5, padding=2))
+layer("conv_transpose", (32, 64, 16, 16), nn.ConvTranspose2d(64, 32, 4, stride=2, padding=1))
+rows = (4096, 512)
+op("softmax", rows, lambda x: x.softmax(1))
+op("log_softmax", rows, lambda x: x.log_softmax(1))
+op("logsumexp", rows, lambda x: x.logsumexp(1))
+op("gelu", rows, F.gelu)
+op("silu", rows, F.silu)
+op("softplus", rows, F.softplus)
+op("elu", rows, F.elu)
+op("tanh", rows, torch.tanh)
+op("ln", rows, lambda x: x.abs().log())
+op("sin", rows, torch.sin)
+op("powf", rows, lambda x: x.abs().pow(1.7))
+op("sqrt", rows, lambda x: x.abs().sqrt())
+op("cumsum", rows, lambda x: x.cumsum(1))
+op("cumsum of columns", rows, lambda x: x.cumsum(0))
+op("var", rows, lambda x: x.var(1))
+op("sum", rows, lambda x: x.sum(1))
+op("max", rows, lambda x: x.max(1)[0])
+op("product", rows, lambda x: x * x)
+op("transpose", rows, lambda x: x.t().contiguous())
+op("heads", (32, 128, 8, 64), lambda x: x.transpose(1, 2).contiguous())
+op("cat", rows, lambda x: torch.cat([x] * 4))
+op("masked_fill", rows, lambda x: x.masked_fill(x > 0.5, 1.0))

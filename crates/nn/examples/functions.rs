@@ -1,0 +1,102 @@
+//! Times of layers and of operations on a CPU, a line each: of a training step (forward, sum, backward) and of a forward pass alone, in ms.
+//! `benches/peers/functions.py` has the same by PyTorch, and `benches/functions.sh` runs both in turns.
+//!
+//! ```sh
+//! cargo run --release -p phalanx-nn --example functions -- THREADS [PART OF A NAME]
+//! ```
+
+use phalanx_nn::{
+    Conv1d, ConvTranspose2d, Ctx, GroupNorm, Gru, Lstm, Module, Parameters, RecurrentConfig, RmsNorm,
+    TransformerEncoderLayer, TransformerLayerConfig,
+};
+use phalanx_tensor::{DType, Device, Keep, Philox, Tensor};
+use std::time::Instant;
+
+/// Calls before times count, and calls of which the median is taken.
+const CALLS: [usize; 2] = [3, 15];
+
+fn median_ms(mut f: impl FnMut()) -> f64 {
+    let time = |f: &mut dyn FnMut()| {
+        let start = Instant::now();
+        f();
+        start.elapsed().as_secs_f64() * 1e3
+    };
+    (0..CALLS[0]).for_each(|_| f());
+    let mut times: Vec<f64> = (0..CALLS[1]).map(|_| time(&mut f)).collect();
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+struct Bench {
+    device: Device,
+    only: String,
+}
+
+impl Bench {
+    fn input(&self, shape: &[usize]) -> Tensor {
+        Tensor::normal(&self.device, shape, 0.0, 1.0, DType::F32, Philox::new(1, 2))
+    }
+
+    fn layer(&self, name: &str, shape: &[usize], mut layer: impl Module) {
+        let parameters = Parameters::build(&mut layer, &self.device, 0);
+        let samples: Vec<u64> = (0..shape[0] as u64).collect();
+        self.op(name, shape, |x| {
+            parameters.grads().zero();
+            layer.forward(x, &mut Ctx::train(0, 0, samples.clone().into()))
+        });
+    }
+
+    fn op(&self, name: &str, shape: &[usize], f: impl Fn(&Tensor) -> Tensor) {
+        if !name.contains(&self.only) {
+            return;
+        }
+        let (x, constant) = (self.input(shape).requires_grad(), self.input(shape));
+        let step = median_ms(|| drop(f(&x).sum_all().backward()));
+        let forward = median_ms(|| drop(f(&constant)));
+        println!("{name:16} {step:9.2} {forward:9.2}");
+    }
+}
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let threads = args.next().and_then(|threads| threads.parse().ok()).unwrap_or(1);
+    let b = Bench { device: Device::cpu(threads), only: args.next().unwrap_or_default() };
+    let recurrent = RecurrentConfig::default();
+    let encoder = TransformerLayerConfig {
+        width: 256,
+        hidden: 1024,
+        dropout: 0.0,
+        ..TransformerLayerConfig::default()
+    };
+    b.layer("lstm", &[32, 64, 128], Lstm::new(128, 256, recurrent));
+    b.layer("lstm of 64", &[16, 100, 64], Lstm::new(64, 64, recurrent));
+    b.layer("gru", &[32, 64, 128], Gru::new(128, 256, recurrent));
+    b.layer("encoder", &[16, 64, 256], TransformerEncoderLayer::new(encoder));
+    b.layer("group_norm", &[32, 64, 32, 32], GroupNorm::new(8, 64));
+    b.layer("rms_norm", &[4096, 512], RmsNorm::new(512));
+    b.layer("conv1d", &[32, 64, 256], Conv1d::new(64, 64, 5).padding(2));
+    b.layer("conv_transpose", &[32, 64, 16, 16], ConvTranspose2d::new(64, 32, 4).stride(2).padding(1));
+    let rows = &[4096, 512];
+    b.op("softmax", rows, |x| x.softmax(1));
+    b.op("log_softmax", rows, |x| x.log_softmax(1));
+    b.op("logsumexp", rows, |x| x.logsumexp(1, Keep::No));
+    b.op("gelu", rows, |x| x.gelu());
+    b.op("silu", rows, |x| x.silu());
+    b.op("softplus", rows, |x| x.softplus());
+    b.op("elu", rows, |x| x.elu(1.0));
+    b.op("tanh", rows, |x| x.tanh());
+    b.op("ln", rows, |x| x.abs().ln());
+    b.op("sin", rows, |x| x.sin());
+    b.op("powf", rows, |x| x.abs().powf(1.7));
+    b.op("sqrt", rows, |x| x.abs().sqrt());
+    b.op("cumsum", rows, |x| x.cumsum(1));
+    b.op("cumsum of columns", rows, |x| x.cumsum(0));
+    b.op("var", rows, |x| x.var(&[1], Keep::No, 1));
+    b.op("sum", rows, |x| x.sum(&[1], Keep::No));
+    b.op("max", rows, |x| x.max(1, Keep::No));
+    b.op("product", rows, |x| x * x);
+    b.op("transpose", rows, |x| x.t().contiguous());
+    b.op("heads", &[32, 128, 8, 64], |x| x.transpose(1, 2).contiguous());
+    b.op("cat", rows, |x| Tensor::cat(&[x; 4], 0));
+    b.op("masked_fill", rows, |x| x.masked_fill(&x.gt(0.5), 1.0));
+}
