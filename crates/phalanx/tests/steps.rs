@@ -3,7 +3,8 @@
 use phalanx::data::{LinearRegression, Places, Silent, View, open};
 use phalanx::nn::optim::{Clip, Sgd};
 use phalanx::nn::{
-    Ctx, Linear, Loss, Module, Parameters, Relu, Sequential, Weights, freeze_all, models::MnistNet, module,
+    Conv2d, ConvTranspose2d, Ctx, GroupNorm, Gru, Linear, Loss, Lstm, Module, Parameters, RecurrentConfig,
+    Relu, Sequential, Weights, freeze_all, models::MnistNet, module,
 };
 use phalanx::{Event, Observer, OnNan, Quiet, State, Trained, Trainer, Worker, spawn};
 use std::sync::{Arc, Mutex};
@@ -12,6 +13,15 @@ const SGD: Sgd = Sgd { momentum: 0.9, ..Sgd::new(0.05) };
 
 /// The losses and last values of a run of so many workers over the first digits, dropout on.
 fn of_workers(workers: usize, trainer: &Trainer) -> (Vec<f64>, Weights) {
+    of_network(workers, trainer, || MnistNet::new(0.5))
+}
+
+/// The same of another network.
+fn of_network<M: Module>(
+    workers: usize,
+    trainer: &Trainer,
+    network: impl Fn() -> M + Sync,
+) -> (Vec<f64>, Weights) {
     struct Losses<'a>(&'a Mutex<Vec<f64>>);
     impl Observer for Losses<'_> {
         fn event(&mut self, event: &Event) {
@@ -23,7 +33,7 @@ fn of_workers(workers: usize, trainer: &Trainer) -> (Vec<f64>, Weights) {
     let (losses, weights) = (Mutex::default(), Mutex::default());
     spawn(workers, |worker| {
         let data = open("mnist-mini", View::default(), &Places::from_env(None), &mut Silent).unwrap();
-        let mut net = MnistNet::new(0.5);
+        let mut net = network();
         let trained = trainer.fit(&worker, &mut net, SGD, data.train, None, &mut Losses(&losses))?;
         if worker.is_first() {
             *weights.lock().unwrap() = trained.parameters.to_weights();
@@ -51,6 +61,38 @@ fn a_step_of_several_batches_is_that_of_a_large_one() {
                 "step {step}: {got} in {accumulate} batches of {workers} workers, {want} in one"
             );
         }
+    }
+}
+
+/// Their rows one after the other, and what is made of them by convolutions to and fro.
+#[test]
+fn recurrent_and_transposed_layers_train_alike_on_any_number_of_workers() {
+    module! {
+        struct Net() {
+            small: Conv2d = Conv2d::new(1, 4, 4).stride(2).padding(1),
+            norm: GroupNorm = GroupNorm::new(2, 4),
+            large: ConvTranspose2d = ConvTranspose2d::new(4, 1, 4).stride(2).padding(1),
+            lstm: Lstm = Lstm::new(28, 12, RecurrentConfig { both_ways: true, ..RecurrentConfig::default() }),
+            gru: Gru = Gru::new(24, 12, RecurrentConfig { layers: 2, dropout: 0.25, ..RecurrentConfig::default() }),
+            fc: Linear = Linear::new(12, 10),
+        }
+
+        fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
+            let x = self.norm.forward(&self.small.forward(x, ctx), ctx).silu();
+            let rows = self.large.forward(&x, ctx).squeeze(1);
+            let states = self.gru.forward(&self.lstm.forward(&rows, ctx), ctx);
+            self.fc.forward(&states.narrow(1, 27, 1).squeeze(1), ctx).log_softmax(1)
+        }
+    }
+    let trainer = Trainer { batch_size: 120, steps: Some(12), ..Trainer::default() };
+    let (wanted, weights) = of_network(1, &trainer, Net::new);
+    for (workers, batch_size) in [(2, 60), (3, 40)] {
+        let trainer = Trainer { batch_size, ..trainer.clone() };
+        let (losses, others) = of_network(workers, &trainer, Net::new);
+        // Float32 sums in another order, growing over twelve steps.
+        let are_near = losses.iter().zip(&wanted).all(|(a, b)| (a - b).abs() < 1e-4);
+        assert!(losses.len() == 12 && are_near, "{workers}: {losses:?}, not {wanted:?}");
+        assert!(others.names().eq(weights.names()));
     }
 }
 

@@ -295,6 +295,12 @@ pub fn losses(c: &impl Check) {
 
 /// Rows of a table, and layer norms.
 pub fn embedding_and_norm(c: &impl Check) {
+    for (groups, shape) in
+        [(2, &[3, 4, 2, 3][..]), (4, &[2, 4, 5]), (1, &[3, 4]), (2, &[2, 4, 0]), (3, &[2, 9, 12, 10])]
+    {
+        let channels = &shape[1..2];
+        c.check(&[shape, channels, channels], |x| x[0].group_norm(groups, &x[1].abs(), &x[2], 1e-3));
+    }
     c.check(&[&[5, 3]], |x| {
         let ids = Tensor::from_slice(x[0].device(), &[4i64, 0, 4, 2], [2, 2]);
         x[0].embedding(&ids)

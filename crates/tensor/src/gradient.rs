@@ -13,7 +13,7 @@ use crate::op::{Form, Op, Unary};
 use crate::ops::attention::Dropped;
 use crate::ops::convolution::{conv_plan, pool_planes};
 use crate::ops::recurrent::{Step, befores, place};
-use crate::ops::reduce::Toward;
+use crate::ops::reduce::{Keep, Toward};
 use crate::shape::{Order, Shape};
 use crate::tensor::Tensor;
 use crate::walk::Wanted;
@@ -369,6 +369,16 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             });
             kernel::norm::layer_norm_parameter_gradients(stats, &grad, grad_w.as_ref(), grad_b.as_ref());
             of([grad_x, grad_w, grad_b])
+        }
+        Op::GroupNorm { sizes } => {
+            let [x, weight, mean, scale] = [0, 1, 2, 3].map(|i| value(saved, i));
+            let (grad, channels) = (grad.contiguous(), weight.count());
+            let sums = Tensor::stale(device, [x.dims()[0], channels, 2].into(), dtype);
+            let of_x = place_or_stale(wanted, 0, *x.shape(), dtype);
+            cpu::group_norm::gradient([x, mean, scale], weight, &grad, sizes, [&of_x, &sums]);
+            let of_all = |i: usize| sums.narrow(2, i, 1).sum(&[0, 2], Keep::No);
+            let wanted_of = |input: usize, of: usize| wanted.wants(input).then(|| of_all(of));
+            of([wanted.wants(0).then_some(of_x), wanted_of(1, 1), wanted_of(2, 0)])
         }
         Op::BatchNorm { count, relu } => {
             let (x, weight) = (value(saved, 0), saved[1].as_ref());

@@ -109,6 +109,9 @@ pub(crate) enum Op {
     Dropout { p: f64 },
     /// Normalisation over the last dimensions, rounded to a type; saves x, weight, each row's mean and 1/std, and bias.
     LayerNorm { row: usize, n_dims: usize, eps: f64, dtype: DType },
+    /// Normalisation of groups of a sample's channels, of so many channels of so many pixels each, on a CPU; saves x, weight, each group's mean
+    /// and 1/std.
+    GroupNorm { sizes: [usize; 2] },
     /// Normalisation of each channel over the batch and its pixels, then possibly a sum with another tensor and a ReLU; saves
     /// x, weight, each channel's mean and 1/std, and where there is a ReLU the output, or bits of what it passes on.
     BatchNorm {

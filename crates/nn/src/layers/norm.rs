@@ -245,16 +245,7 @@ impl GroupNorm {
 impl Module for GroupNorm {
     /// (N, C, ...) to the same.
     fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
-        let channels = self.weight.count();
-        let &[n, c, ref pixels @ ..] = x.dims() else {
-            panic!("GroupNorm: of shape {}: (N, C, ...) would do", x.shape())
-        };
-        assert!(c == channels, "GroupNorm: {channels} channels, got shape {}", x.shape());
-        let pixels: usize = pixels.iter().product();
-        let rows = x.reshape([n * self.groups, c / self.groups * pixels]);
-        let normal = rows.layer_norm(1, None, None, self.eps).reshape([n, c, pixels]);
-        let [weight, bias] = [&self.weight, &self.bias].map(|part| part.reshape([c, 1]));
-        (normal * weight + bias).reshape(*x.shape())
+        x.group_norm(self.groups, &self.weight, &self.bias, self.eps)
     }
 
     fn visit(&mut self, v: &mut Visitor<'_>) {

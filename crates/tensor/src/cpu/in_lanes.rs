@@ -47,7 +47,7 @@ const MOST: f32 = 89.0;
 /// The bits of the root of 1/2.
 const ROOT_HALF: u32 = 0x3f35_04f3;
 /// pi / 2 in two parts.
-const QUARTER: [f64; 2] = [1.570_796_326_794_896_6, 6.123_233_995_736_766e-17];
+const QUARTER: [f64; 2] = [std::f64::consts::FRAC_PI_2, 6.123_233_995_736_766e-17];
 /// Beyond this an angle is far: the nearest multiple of pi / 2 has 30 bits, and is taken off with all that an f64 has.
 const FAR: f32 = 1_073_741_824.0;
 
@@ -78,18 +78,11 @@ const ERF: [f32; 7] = [
     -0.026_853_812,
     0.112_835_85,
     -0.376_126_26,
-    1.128_379_2,
+    std::f32::consts::FRAC_2_SQRT_PI,
 ];
 /// -ln(1 - erf x), from 1 to 4.
-const ERF_BEYOND: [f32; 7] = [
-    -0.000_185_570_65,
-    0.002_939_574_8,
-    -0.021_805_19,
-    0.103_037_11,
-    0.638_225_97,
-    1.127_039_9,
-    0.000_353_760_87,
-];
+const ERF_BEYOND: [f32; 7] =
+    [-0.000_185_570_65, 0.002_939_575, -0.021_805_19, 0.103_037_11, 0.638_226, 1.127_039_9, 0.000_353_760_87];
 
 #[inline(always)]
 fn polynomial<const N: usize>(x: f32, coefficients: [f32; N]) -> f32 {

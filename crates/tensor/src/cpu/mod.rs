@@ -13,6 +13,7 @@ pub(crate) mod embedding;
 pub(crate) mod few_rows;
 pub(crate) mod few_terms;
 pub(crate) mod gemm;
+pub(crate) mod group_norm;
 pub(crate) mod in_lanes;
 pub(crate) mod lanes;
 pub(crate) mod loss;

@@ -69,6 +69,21 @@ fn sum_integers(x: &Tensor, out: &Tensor) {
 fn sum_elements<T: Float>(x: &Tensor, out: &Tensor) {
     let arch = out.device().arch();
     let (vx, mut vo) = (x.read::<T>(), out.write_whole::<T>());
+    if let Some(width) = width_of_rows(x, out) {
+        // Threads share out the rows.
+        let (vx, rows) = (&vx[x.geometry.offset..], (share(out.device(), x.count()) / width).max(1));
+        return out.device().for_chunks(&mut vo, rows, |task, sums| {
+            let rows = vx[task * rows * width..].chunks_exact(width);
+            arch.run(
+                #[inline(always)]
+                || {
+                    for (row, sum) in rows.clone().zip(sums.iter_mut()) {
+                        *sum = T::from_f64(sum_row(row));
+                    }
+                },
+            );
+        });
+    }
     if x.count() / vo.len().max(1) <= FEW {
         return arch.run(
             #[inline(always)]
@@ -105,6 +120,14 @@ fn sum_elements<T: Float>(x: &Tensor, out: &Tensor) {
         ),
     }
     vo.iter_mut().zip(sums).for_each(|(o, &mut sum)| *o = T::from_f64(sum));
+}
+
+/// How long the rows are, if it is whole rows of a tensor without gaps that are summed.
+fn width_of_rows(x: &Tensor, out: &Tensor) -> Option<usize> {
+    let stay = out.dims().iter().zip(x.dims()).take_while(|(out, x)| out == x).count();
+    let width: usize = x.dims()[stay..].iter().product();
+    let are_rows = x.geometry.is_contiguous() && out.dims()[stay..].iter().all(|&size| size == 1);
+    (are_rows && width > 0).then_some(width)
 }
 
 /// How many columns there are to be summed, if that is all, and worth several threads.
@@ -189,16 +212,38 @@ fn running_sums_of_rows<T: Float>(x: &[T], width: usize, toward: Toward, out: &m
     }
 }
 
+/// The largest of a row; what is no number is larger than any.
+#[inline(always)]
+fn largest_of<T: Float>(row: &[T]) -> T {
+    let mut lanes = [T::NEG_INFINITY; LANES];
+    let (whole, rest) = row.as_chunks::<LANES>();
+    for some in whole {
+        for (lane, &x) in lanes.iter_mut().zip(some) {
+            *lane = lane.larger(x);
+        }
+    }
+    for (lane, &x) in lanes.iter_mut().zip(rest) {
+        *lane = lane.larger(x);
+    }
+    lanes.iter().fold(T::NEG_INFINITY, |best, &x| best.larger(x))
+}
+
 /// For each row of `width` elements of the contiguous `x`: the largest, and where the first of them stands.
 pub(crate) fn max_rows(x: &Tensor, width: usize, largest: &Tensor, index: &Tensor) {
     with_float!(x.dtype, "max", T => {
         let vx = x.read_contiguous::<T>("max");
         let (mut vl, mut vi) = (largest.write_whole::<T>(), index.write_whole::<i64>());
-        for (row, (l, i)) in vx.chunks_exact(width).zip(vl.iter_mut().zip(vi.iter_mut())) {
-            (*i, *l) = row.iter().enumerate().fold((0, row[0]), |(at, best), (j, &v)| {
-                if v > best || (v.is_nan() && !best.is_nan()) { (j as i64, v) } else { (at, best) }
-            });
-        }
+        let (vx, device) = (&*vx, x.device());
+        let rows = (share(device, vx.len()) / width).max(1);
+        device.for_chunks2((&mut vl, rows), (&mut vi, rows), |task, largest, index| device.arch().run(#[inline(always)] || {
+            let rows = vx[task * rows * width..].chunks_exact(width);
+            for (row, (l, i)) in rows.zip(largest.iter_mut().zip(index.iter_mut())) {
+                let best = largest_of(row);
+                // Nothing equals what is no number.
+                let is_best = |&x: &T| if best.is_nan() { x.is_nan() } else { x == best };
+                (*l, *i) = (best, row.iter().position(is_best).unwrap_or(0) as i64);
+            }
+        }));
     });
 }
 

@@ -1,5 +1,6 @@
 //! Layer and batch normalisation.
 
+use crate::cpu;
 use crate::cpu::batch_norm::{self, Fused};
 use crate::device::Backend;
 use crate::dtype::DType;
@@ -334,6 +335,45 @@ impl Tensor {
         let dims = self.dims();
         assert!(dims.len() >= 2, "{op}: a shape of (N, C, ...) is needed, not {}", self.shape());
         [dims[0], dims[1], dims[2..].iter().product()]
+    }
+
+    /// Normalises the channels of each sample of (N, C, ...) in `groups` groups, each over all of its elements, to mean 0 and variance 1 (with
+    /// `eps` added to the variance), then multiplies by `weight` and adds `bias`, both of (C). On a CPU it is one operation.
+    #[track_caller]
+    pub fn group_norm(&self, groups: usize, weight: &Tensor, bias: &Tensor, eps: f64) -> Tensor {
+        if self.is_raised() {
+            return self.widened().group_norm(groups, weight, bias, eps);
+        }
+        let [n, channels, pixels] = self.channel_dims("group_norm");
+        assert!(
+            groups > 0 && channels.is_multiple_of(groups),
+            "group_norm: {channels} channels of shape {} don't fall into {groups} groups",
+            self.shape()
+        );
+        let [weight, bias] =
+            [weight, bias].map(|part| if self.dtype.is_half() { part.widened() } else { part.clone() });
+        for part in [&weight, &bias] {
+            self.check_beside("group_norm", part);
+            assert!(
+                part.dims() == [channels],
+                "group_norm: a weight or bias of shape {} for {channels} channels",
+                part.shape()
+            );
+        }
+        let sizes = [channels / groups, pixels];
+        if self.device().gpu().is_some() || self.dtype.is_half() || self.count() == 0 {
+            let rows = self.reshape([n * groups, sizes[0] * pixels]);
+            let normal = rows.layer_norm(1, None, None, eps).reshape([n, channels, pixels]);
+            let [weight, bias] = [&weight, &bias].map(|part| part.reshape([channels, 1]));
+            return (normal * weight + bias).reshape(*self.shape());
+        }
+        let [x, weight, bias] = [self, &weight, &bias].map(Tensor::contiguous);
+        let out = Tensor::stale(self.device(), *self.shape(), self.dtype);
+        let [mean, scale] = [0, 1].map(|_| Tensor::stale(self.device(), [n, groups].into(), self.dtype));
+        cpu::group_norm::forward(&x, [&weight, &bias], eps, sizes, [&out, &mean, &scale]);
+        recorded(out, Op::GroupNorm { sizes }, &[&x, &weight, &bias], |_| {
+            [keep(&x), keep(&weight), keep(&mean), keep(&scale)]
+        })
     }
 
     /// Normalises over the last `n_dims` dimensions to mean 0 and variance 1 (with `eps` added to the variance), then
