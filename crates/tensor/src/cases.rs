@@ -295,6 +295,7 @@ pub fn losses(c: &impl Check) {
 
 /// Rows of a table, and layer norms.
 pub fn embedding_and_norm(c: &impl Check) {
+    c.check(&[&[3, 4], &[4]], |x| x[0].rms_norm(&x[1], 1e-3));
     for (groups, shape) in
         [(2, &[3, 4, 2, 3][..]), (4, &[2, 4, 5]), (1, &[3, 4]), (2, &[2, 4, 0]), (3, &[2, 9, 12, 10])]
     {

@@ -4,6 +4,7 @@
 use crate::cpu::conv;
 use crate::dtype::DType;
 use crate::ops::attention::Asked;
+use crate::ops::choice::MOST_WHOLE;
 use crate::ops::reduce::Toward;
 use crate::shape::{MAX_DIMS, Order, Shape};
 
@@ -206,7 +207,7 @@ impl Unary {
     pub(crate) fn of_whole_numbers(self) -> WholeUnary {
         let number = |x: f64| {
             assert!(
-                x.fract() == 0.0 && x.abs() < 2f64.powi(63),
+                x.fract() == 0.0 && (-MOST_WHOLE..MOST_WHOLE).contains(&x),
                 "a tensor of i64 with the number {x}: a whole number would do"
             );
             x as i64

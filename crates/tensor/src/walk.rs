@@ -483,8 +483,9 @@ fn weight_behind(input: &NodeRef) -> Option<NodeRef> {
     }
     let cast = {
         let body = input.body();
-        match (&body.kind, body.pending) {
-            (Kind::Op(Op::Cast(_)), 1) => body.below(0).flatten().cloned(),
+        match (&body.kind, body.pending, &body.grad) {
+            // One that has received a gradient hands that on itself.
+            (Kind::Op(Op::Cast(_)), 1, None) => body.below(0).flatten().cloned(),
             _ => None,
         }
     };
@@ -780,6 +781,18 @@ mod tests {
                 assert!(apart.fold(0.0, f32::max) < 1e-5, "parameter {i}, {dtype}");
             }
         }
+    }
+
+    #[test]
+    fn one_cast_of_a_weight_in_two_products_loses_neithers_gradient() {
+        let (device, layout) = (Device::cpu(1), Layout::new(&[[2, 3].into()]));
+        let (values, grads) =
+            (Arena::new(&device, DType::F32, &layout), Grads::new(&device, DType::F32, &layout));
+        let cast = grads.leaf(0, &values).cast(DType::BF16);
+        let x = Tensor::ones(&device, [4, 3], DType::BF16);
+        let sum = (x.linear(&cast, None) + x.linear(&cast, None)).sum_all();
+        backward_inputs(&[(&sum, None)], &mut Handed::default()).finish(&mut Handed::default());
+        assert_eq!(grads.arena().tensor(0).to_vec::<f32>(), [8.0; 6]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use phalanx_tensor::{
     Arena, ChannelStats, Conv2dOptions, DType, Device, GradSink, Gradients, Grads, Keep, Layout, LeafId,
-    Philox, PoolOptions, Shape, Tensor, Then, autocast, backward,
+    Philox, PoolOptions, Shape, Tensor, Then, Toward, autocast, backward,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -411,4 +411,65 @@ fn a_transposed_tensor_can_be_filled() {
     x.t().fill(2.0);
     x.narrow(1, 1, 1).fill(5.0);
     assert_eq!(x.to_vec::<f32>(), [2.0, 5.0, 2.0, 2.0, 5.0, 2.0]);
+}
+
+#[test]
+fn deviations_of_16_bits_are_finite_and_those_of_equal_numbers_hand_nothing_back() {
+    let numbers: Vec<f32> = (0..1000).map(|i| if i % 2 == 0 { 900.0 } else { -900.0 }).collect();
+    let x = t(&numbers, &[1000]);
+    for dtype in [DType::F16, DType::BF16] {
+        let std = x.cast(dtype).std(&[0], Keep::No, 0);
+        assert_eq!((std.dtype(), std.item()), (dtype, 900.0), "{dtype}");
+    }
+    let equal = t(&[1.0; 3], &[3]).requires_grad();
+    let grads = equal.std(&[0], Keep::No, 1).backward();
+    assert_eq!(grads.get(&equal).unwrap().to_vec::<f32>(), [0.0; 3]);
+}
+
+#[test]
+fn the_sine_of_an_angle_does_not_depend_on_those_beside_it() {
+    let angles: Vec<f32> = (0..3000).map(|i| (i as f32 - 1500.0) * 0.17).collect();
+    let (near, far) = (t(&angles, &[3000]), t(&[&angles[..], &[2e9]].concat(), &[3001]));
+    for f in [Tensor::sin, Tensor::cos] {
+        let of = |x: &Tensor| {
+            let x = x.detach().requires_grad();
+            let y = f(&x);
+            let grads = y.sum_all().backward();
+            [y.to_vec::<f32>(), grads.get(&x).unwrap().to_vec::<f32>()]
+        };
+        let ([y, grad], [far_y, far_grad]) = (of(&near), of(&far));
+        assert!(y == far_y[..3000] && grad == far_grad[..3000]);
+    }
+    assert_eq!(far.sin().to_vec::<f32>()[3000], 2e9f32.sin());
+}
+
+#[test]
+fn states_and_weights_of_several_types_go_together_in_recurrent_layers() {
+    let device = Device::cpu(1);
+    let of = |shape: &[usize], dtype| {
+        Tensor::uniform(&device, shape, -1.0, 1.0, DType::F32, Philox::new(1, shape.len() as u64)).cast(dtype)
+    };
+    let (single, half) = (DType::F32, DType::BF16);
+    let of_lstm =
+        |x, w, s| of(&[2, 1, 8], x).lstm(&of(&[8, 2], w), [&of(&[1, 2], s), &of(&[1, 2], s)], Toward::End);
+    for (x, w, s, want) in
+        [(half, half, half, half), (single, single, half, single), (half, single, single, single)]
+    {
+        let [hidden, cell] = of_lstm(x, w, s);
+        assert_eq!([hidden.dtype(), cell.dtype()], [want; 2]);
+        let states = of(&[2, 1, 6], x).gru(&of(&[6, 2], w), Some(&of(&[6], s)), &of(&[1, 2], s), Toward::End);
+        assert_eq!(states.dtype(), want);
+    }
+}
+
+#[test]
+fn nothing_is_one_stretch_and_has_the_logarithm_of_no_sum() {
+    let nothing = t(&[], &[2, 0]);
+    let parts = nothing.split(3, 1);
+    assert_eq!(Tensor::cat(&parts.iter().collect::<Vec<_>>(), 1).dims(), [2, 0]);
+    assert_eq!(nothing.logsumexp(1, Keep::No).to_vec::<f32>(), [f32::NEG_INFINITY; 2]);
+    let message = panic_of(|| nothing.pad(1, [usize::MAX, 1], 0.0));
+    assert!(message.contains("pad: "), "{message}");
+    let message = panic_of(|| Tensor::arange(nothing.device(), 0..3).pad(0, [1, 1], 0.5));
+    assert!(message.contains("a whole number of 64 bits would do"), "{message}");
 }

@@ -3,7 +3,7 @@
 use crate::module::{Ctx, Module, Visitor};
 use crate::param::{Init, Param};
 use crate::seam::Seam;
-use phalanx_tensor::{ChannelStats, DType, Keep, Running, Tensor, Then, autocast_dtype};
+use phalanx_tensor::{ChannelStats, DType, Running, Tensor, Then, autocast_dtype};
 
 /// Normalises each row to mean 0 and variance 1, then scales and shifts. Parameters `weight` (ones) and `bias` (zeros).
 ///
@@ -288,9 +288,7 @@ impl RmsNorm {
 impl Module for RmsNorm {
     /// (..., width) to the same.
     fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
-        let last = x.shape().n_dims() - 1;
-        let square = x.square().mean(&[last], Keep::Yes) + self.eps;
-        x * square.powf(-0.5) * &*self.weight
+        x.rms_norm(&self.weight, self.eps)
     }
 
     fn visit(&mut self, v: &mut Visitor<'_>) {

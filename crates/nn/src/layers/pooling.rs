@@ -92,7 +92,7 @@ impl Module for AdaptiveAvgPool2d {
     fn visit(&mut self, _: &mut Visitor<'_>) {}
 }
 
-/// The largest of each window of a sequence.
+/// The largest of each window of a sequence, of at most 256 positions: [`Tensor::max`] has the largest of all.
 ///
 /// ```
 /// use phalanx_nn::{Ctx, MaxPool1d, Module};

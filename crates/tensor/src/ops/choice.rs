@@ -30,11 +30,25 @@ impl Comparand for &Tensor {
 impl Comparand for f64 {
     #[track_caller]
     fn beside(self, like: &Tensor) -> Tensor {
-        let fits = like.dtype().is_float() || self.fract() == 0.0;
-        assert!(fits, "a tensor of {} is compared with {self}: a whole number would do", like.dtype());
+        check_number(like, self);
         Tensor::scalar(like.device(), self, like.dtype())
     }
 }
+
+/// Panics if this can't be among the numbers of such a tensor.
+#[track_caller]
+pub(crate) fn check_number(like: &Tensor, number: f64) {
+    let fits =
+        like.dtype().is_float() || (number.fract() == 0.0 && (-MOST_WHOLE..MOST_WHOLE).contains(&number));
+    assert!(
+        fits,
+        "a tensor of {} with the number {number}: a whole number of 64 bits would do",
+        like.dtype()
+    );
+}
+
+/// Whole numbers are below this: 2^63.
+pub(crate) const MOST_WHOLE: f64 = 9_223_372_036_854_775_808.0;
 
 /// Comparisons with another tensor or a number, broadcasting. Nothing holds of a NaN but that it isn't equal; masks have no gradient.
 ///
@@ -136,7 +150,7 @@ impl Tensor {
             mask.shape(),
             self.shape()
         );
-        mask.where_cond(&Tensor::scalar(self.device(), value, self.dtype), self)
+        mask.where_cond(&value.beside(self), self)
     }
 
     /// Each element, or the bound beyond which it lies; what is no number stays. The gradient is that of what lies between the bounds, as in
@@ -161,7 +175,7 @@ impl Tensor {
     #[track_caller]
     pub fn gather(&self, dim: usize, index: &Tensor) -> Tensor {
         self.check_dim("gather", dim);
-        assert!(index.dtype() == DType::I64, "gather: the index must be i64, got {}", index.dtype());
+        self.check_index("gather", index);
         assert!(
             index.shape().n_dims() == self.shape().n_dims()
                 && *index.shape() == self.shape().with(dim, index.dims()[dim]),
@@ -192,7 +206,7 @@ impl Tensor {
     pub fn scatter_add(&self, dim: usize, index: &Tensor, src: &Tensor) -> Tensor {
         self.check_dim("scatter_add", dim);
         self.check_partner("scatter_add", src);
-        assert!(index.dtype() == DType::I64, "scatter_add: the index must be i64, got {}", index.dtype());
+        self.check_index("scatter_add", index);
         let (n, fits) =
             (self.shape().n_dims(), |x: &Tensor| *x.shape() == self.shape().with(dim, x.dims()[dim]));
         assert!(
@@ -207,6 +221,12 @@ impl Tensor {
         let out = Tensor::stale(self.device(), *self.shape(), self.dtype);
         kernel::choice::gather_gradient(&src, &index, dim, &out);
         self + recorded(out, Op::Scatter { dim }, &[&src], |_| [keep(&index)])
+    }
+
+    #[track_caller]
+    fn check_index(&self, op: &str, index: &Tensor) {
+        assert!(index.dtype() == DType::I64, "{op}: the index must be i64, got {}", index.dtype());
+        assert!(index.device() == self.device(), "{op}: the index lives on another device");
     }
 
     /// The slices along dimension `dim` that `ids`, i64 of (n), says, in that order; else as [`Tensor::gather`].

@@ -82,6 +82,7 @@ impl Tensor {
         kernel::conv::image_gradient(&x, &w, plan, &out);
         let out = recorded(out, Op::ConvTranspose2d(options), &[&x, &w], |_| [keep(&x), keep(&w)]);
         let Some(bias) = bias else { return out };
+        self.check_partner("conv_transpose2d", bias);
         assert!(
             bias.dims() == [plan.c],
             "conv_transpose2d: a bias of shape {} with kernels of shape {} in {} groups",
@@ -230,7 +231,10 @@ fn transposed_shape(x: &Shape, w: &Shape, options: Conv2dOptions, more: [usize; 
             panic!("conv_transpose2d: images of shape {x} with kernels of shape {w} and {options:?} become nothing")
         })
     };
-    [n, outputs * options.groups, size(0, h, kh), size(1, wide, kw)].into()
+    let Some(channels) = outputs.checked_mul(options.groups) else {
+        panic!("conv_transpose2d: kernels of shape {w} in {} groups", options.groups)
+    };
+    [n, channels, size(0, h, kh), size(1, wide, kw)].into()
 }
 
 #[track_caller]

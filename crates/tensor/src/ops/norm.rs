@@ -8,6 +8,7 @@ use crate::gpu;
 use crate::graph;
 use crate::kernel;
 use crate::op::Op;
+use crate::ops::reduce::Keep;
 use crate::ops::{keep, recorded, recorded_where};
 use crate::shape::{Order, Shape};
 use crate::tensor::Tensor;
@@ -335,6 +336,23 @@ impl Tensor {
         let dims = self.dims();
         assert!(dims.len() >= 2, "{op}: a shape of (N, C, ...) is needed, not {}", self.shape());
         [dims[0], dims[1], dims[2..].iter().product()]
+    }
+
+    /// Divides each row, the last dimension, by the root of its mean square (with `eps` added to that), then multiplies by `weight`, of a
+    /// row's length. It is made of other operations.
+    #[track_caller]
+    pub fn rms_norm(&self, weight: &Tensor, eps: f64) -> Tensor {
+        let width = weight.count();
+        assert!(
+            self.dims().last() == Some(&width) && weight.dims() == [width],
+            "rms_norm: a weight of shape {} for rows of shape {}",
+            weight.shape(),
+            self.shape()
+        );
+        let wide = self.widened();
+        let square = wide.square().mean(&[self.shape().n_dims() - 1], Keep::Yes) + eps;
+        let normal = wide * square.powf(-0.5) * weight;
+        if self.is_raised() { normal } else { normal.cast(self.dtype) }
     }
 
     /// Normalises the channels of each sample of (N, C, ...) in `groups` groups, each over all of its elements, to mean 0 and variance 1 (with

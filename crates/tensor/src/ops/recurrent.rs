@@ -8,6 +8,7 @@
 //! Going back, a step's gradient needs that of the step after; only the gradient of the weight is put off to the end, where it is one
 //! product of all gates' gradients with all states.
 
+use crate::dtype::DType;
 use crate::kernel;
 use crate::op::Op;
 use crate::ops::reduce::Toward;
@@ -60,13 +61,14 @@ impl Tensor {
     /// the one before, c, and the hidden state sigmoid(o) tanh of that. `state` is the hidden state and the cell to begin with, (B, H)
     /// each. Gives the hidden state after each position, (T, B, H), and the last cell, (B, H).
     ///
-    /// With [`Toward::Beginning`] positions are gone through from the last one to the first. Where this tensor and the weight differ in
-    /// type it is done in f32.
+    /// With [`Toward::Beginning`] positions are gone through from the last one to the first. Where what is given differs in type, and some of
+    /// it has 16 bits, it is done in f32.
     #[track_caller]
     pub fn lstm(&self, weight: &Tensor, state: [&Tensor; 2], toward: Toward) -> [Tensor; 2] {
-        if self.dtype != weight.dtype && [self, weight].iter().any(|x| x.dtype.is_half()) {
+        if let Some(dtype) = self.done_wide(&[weight, state[0], state[1]]) {
             let [hidden, cell] = state.map(Tensor::widened);
-            return self.widened().lstm(&weight.widened(), [&hidden, &cell], toward);
+            let wide = self.widened().lstm(&weight.widened(), [&hidden, &cell], toward);
+            return wide.map(|x| x.cast(dtype));
         }
         let [n, batch, width] = self.check_gates("lstm", 4, weight, &state);
         let device = self.device();
@@ -104,9 +106,10 @@ impl Tensor {
     /// after each position, (T, B, H). The rest is as in [`Tensor::lstm`].
     #[track_caller]
     pub fn gru(&self, weight: &Tensor, bias: Option<&Tensor>, state: &Tensor, toward: Toward) -> Tensor {
-        if self.dtype != weight.dtype && [self, weight].iter().any(|x| x.dtype.is_half()) {
+        if let Some(dtype) = self.done_wide(&[weight, state, bias.unwrap_or(weight)]) {
             let bias = bias.map(Tensor::widened);
-            return self.widened().gru(&weight.widened(), bias.as_ref(), &state.widened(), toward);
+            let wide = self.widened().gru(&weight.widened(), bias.as_ref(), &state.widened(), toward);
+            return wide.cast(dtype);
         }
         let [n, batch, width] = self.check_gates("gru", 3, weight, &[state]);
         if let Some(bias) = bias {
@@ -130,6 +133,17 @@ impl Tensor {
         let inputs = [Some(&x), Some(&w), b.as_ref(), Some(state)];
         let out = recorded_where(out, Op::Gru { toward }, inputs, |out| [keep(out), keep(&w), keep(&gates)]);
         out.narrow(0, first_after(toward), n)
+    }
+
+    /// The type of the results, where it is done in f32: of several types with one of 16 bits among them, and of 16 bits on a CPU, which
+    /// would else make copies in f32 of all positions for each of them.
+    fn done_wide(&self, others: &[&Tensor]) -> Option<DType> {
+        let is_of_one_type = others.iter().all(|other| other.dtype == self.dtype);
+        if is_of_one_type {
+            return (self.dtype.is_half() && self.device().gpu().is_none()).then_some(self.dtype);
+        }
+        let has_half = self.dtype.is_half() || others.iter().any(|other| other.dtype.is_half());
+        has_half.then_some(DType::F32)
     }
 
     /// T, B and H of so many gates.

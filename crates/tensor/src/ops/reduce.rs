@@ -83,10 +83,14 @@ impl Tensor {
         apart.square().sum(dims, keep) / n.saturating_sub(correction) as f64
     }
 
-    /// The square root of [`Tensor::var`].
+    /// The square root of [`Tensor::var`]; where that is 0 it hands no gradient back, as in PyTorch.
     #[track_caller]
     pub fn std(&self, dims: &[usize], keep: Keep, correction: usize) -> Tensor {
-        self.var(dims, keep, correction).sqrt()
+        // Of floats of 16 bits the variance may be no number of the type.
+        let var = self.widened().var(dims, keep, correction);
+        let none = var.eq(0.0);
+        let std = var.masked_fill(&none, 1.0).sqrt().masked_fill(&none, 0.0);
+        if self.is_raised() { std } else { std.cast(self.dtype) }
     }
 
     /// The logarithm of the sum of the exponentials along dimension `dim`, also of large numbers.
@@ -100,6 +104,11 @@ impl Tensor {
     pub fn logsumexp(&self, dim: usize, keep: Keep) -> Tensor {
         if self.is_raised() {
             return self.widened().logsumexp(dim, keep);
+        }
+        self.check_dim("logsumexp", dim);
+        if self.dims()[dim] == 0 {
+            let kept = Tensor::full(self.device(), self.shape().with(dim, 1), f64::NEG_INFINITY, self.dtype);
+            return if keep == Keep::Yes { kept } else { kept.squeeze(dim) };
         }
         let largest = self.detach().max(dim, Keep::Yes);
         // Of nothing but -infinity, or with infinity, that is what the logarithm gives.

@@ -3,6 +3,7 @@
 use crate::dtype::DType;
 use crate::kernel;
 use crate::op::Op;
+use crate::ops::choice::check_number;
 use crate::ops::recorded;
 use crate::shape::{Geometry, MAX_DIMS, Shape};
 use crate::tensor::Tensor;
@@ -171,7 +172,8 @@ impl Tensor {
         self.check_dim("split", dim);
         assert!(len > 0, "split: into stretches of 0 of dimension {dim} of shape {}", self.shape());
         let all = self.dims()[dim];
-        (0..all).step_by(len).map(|start| self.narrow(dim, start, len.min(all - start))).collect()
+        // Nothing is one stretch of nothing.
+        (0..all.max(1)).step_by(len).map(|start| self.narrow(dim, start, len.min(all - start))).collect()
     }
 
     /// Dimension `dim` in `n` stretches of the same length, but that the last may be shorter, or fewer where there isn't enough for so many.
@@ -192,9 +194,12 @@ impl Tensor {
     #[track_caller]
     pub fn pad(&self, dim: usize, [before, after]: [usize; 2], value: f64) -> Tensor {
         self.check_dim("pad", dim);
+        check_number(self, value);
         let len = self.dims()[dim];
-        let out =
-            Tensor::full(self.device(), self.shape().with(dim, before + len + after), value, self.dtype);
+        let Some(all) = before.checked_add(len).and_then(|all| all.checked_add(after)) else {
+            panic!("pad: {before} and {after} beside dimension {dim} of shape {}", self.shape())
+        };
+        let out = Tensor::full(self.device(), self.shape().with(dim, all), value, self.dtype);
         kernel::copy::copy(self, &out.seen_as(out.geometry.narrow(dim, before, len)));
         recorded(out, Op::Pad { dim, start: before, len }, &[self], |_| [None])
     }
