@@ -177,9 +177,11 @@ pub(crate) fn unary(f: Unary, x: &Tensor, out: &Tensor) {
         Unary::Over(d) => map::<T>(x, out, #[inline(always)] |x| x / T::from_f64(d)),
         Unary::Clamp { least, most } => {
             let (least, most) = (T::from_f64(least), T::from_f64(most));
-            // Comparisons with a NaN are false, so it stays.
-            let above = move |x: T| if x < least { least } else { x };
-            map::<T>(x, out, #[inline(always)] move |x| if x > most { most } else { above(x) })
+            map::<T>(x, out, #[inline(always)] move |x| {
+                // Comparisons with a NaN are false, so it stays.
+                let above = if x < least { least } else { x };
+                if above > most { most } else { above }
+            })
         }
         Unary::Affine { mul, add } => {
             let (mul, add) = (T::from_f64(mul), T::from_f64(add));
@@ -281,7 +283,7 @@ pub(crate) fn unary_gradient(f: Unary, kept: &Tensor, grad: &Tensor, out: &Tenso
         Unary::Affine { mul, .. } => map::<T>(grad, out, #[inline(always)] |g| g * T::from_f64(mul)),
         Unary::Clamp { least, most } => {
             let (least, most) = (T::from_f64(least), T::from_f64(most));
-            zip::<T>(kept, grad, out, #[inline(always)] |x, g| if least < x && x < most { g } else { T::ZERO })
+            zip::<T>(kept, grad, out, #[inline(always)] |x, g| if (least < x) & (x < most) { g } else { T::ZERO })
         }
     });
 }

@@ -1,6 +1,7 @@
 //! Sums and largest values along dimensions.
 
 use crate::cpu::{SERIAL_LIMIT, share};
+use crate::device::Device;
 use crate::dtype::{DType, Float, with_float};
 use crate::ops::choice::around;
 use crate::ops::reduce::Toward;
@@ -72,6 +73,11 @@ fn sum_elements<T: Float>(x: &Tensor, out: &Tensor) {
     if let Some(width) = width_of_rows(x, out) {
         // Threads share out the rows.
         let (vx, rows) = (&vx[x.geometry.offset..], (share(out.device(), x.count()) / width).max(1));
+        if vo.len() < out.device().threads() && width >= 2 * SERIAL_LIMIT {
+            return vo.iter_mut().zip(vx.chunks_exact(width)).for_each(|(sum, row)| {
+                *sum = T::from_f64(sum_long_row(out.device(), row));
+            });
+        }
         return out.device().for_chunks(&mut vo, rows, |task, sums| {
             let rows = vx[task * rows * width..].chunks_exact(width);
             arch.run(
@@ -120,6 +126,26 @@ fn sum_elements<T: Float>(x: &Tensor, out: &Tensor) {
         ),
     }
     vo.iter_mut().zip(sums).for_each(|(o, &mut sum)| *o = T::from_f64(sum));
+}
+
+/// The same as [`sum_row`], to the bit, by all threads.
+fn sum_long_row<T: Float>(device: &Device, row: &[T]) -> f64 {
+    let n = row.len().div_ceil(BLOCK);
+    let room = Storage::stale(device, n * size_of::<f64>());
+    let mut sums = room.write::<f64>();
+    let several = n.div_ceil(device.threads());
+    device.for_chunks(&mut sums[..n], several, |task, sums| {
+        let blocks = row[task * several * BLOCK..].chunks(BLOCK);
+        device.arch().run(
+            #[inline(always)]
+            || {
+                for (sum, block) in sums.iter_mut().zip(blocks.clone()) {
+                    *sum = sum_block(block).to_f64();
+                }
+            },
+        );
+    });
+    sums[..n].iter().sum()
 }
 
 /// How long the rows are, if it is whole rows of a tensor without gaps that are summed.
