@@ -77,6 +77,9 @@ fn main() {
     b.layer("conv1d", &[32, 64, 256], Conv1d::new(64, 64, 5).padding(2));
     b.layer("conv_transpose", &[32, 64, 16, 16], ConvTranspose2d::new(64, 32, 4).stride(2).padding(1));
     let rows = &[4096, 512];
+    let targets = Tensor::uniform(&b.device, [4096, 512], 0.0, 1.0, DType::F32, Philox::new(3, 4));
+    b.op("mse_loss", rows, |x| x.mse_loss(&targets));
+    b.op("bce_with_logits", rows, |x| x.bce_with_logits(&targets));
     b.op("softmax", rows, |x| x.softmax(1));
     b.op("log_softmax", rows, |x| x.log_softmax(1));
     b.op("logsumexp", rows, |x| x.logsumexp(1, Keep::No));
@@ -97,6 +100,7 @@ fn main() {
     b.op("product", rows, |x| x * x);
     b.op("transpose", rows, |x| x.t().contiguous());
     b.op("heads", &[32, 128, 8, 64], |x| x.transpose(1, 2).contiguous());
+    b.op("flip", rows, |x| x.flip(1));
     b.op("cat", rows, |x| Tensor::cat(&[x; 4], 0));
     b.op("masked_fill", rows, |x| x.masked_fill(&x.gt(0.5), 1.0));
 }

@@ -34,6 +34,36 @@ fn norm(x: &Tensor) -> f64 {
     x.to_vec::<f32>().iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt()
 }
 
+/// Values by the formula that PyTorch's were made by.
+fn filled(layer: &mut dyn Module, device: &Device) -> Parameters {
+    let parameters = Parameters::build(layer, device, 0);
+    for k in 0..parameters.names().len() {
+        let value = parameters.value(k);
+        value.copy_from(&values(device, k as u64, *value.shape(), 0.5));
+    }
+    parameters
+}
+
+#[track_caller]
+fn same_outputs(case: &str, y: &Tensor, golden: &serde_json::Value) {
+    for (i, (got, want)) in y.to_vec::<f32>().iter().zip(golden["output"].as_array().unwrap()).enumerate() {
+        same(&format!("{case}, number {i}"), f64::from(*got), want);
+    }
+}
+
+/// Names, shapes and gradients.
+#[track_caller]
+fn same_parameters(case: &str, parameters: &Parameters, golden: &serde_json::Value) {
+    let want = golden["parameters"].as_array().unwrap();
+    assert_eq!(parameters.names().len(), want.len(), "{case}");
+    for (i, (name, want)) in parameters.names().iter().zip(want).enumerate() {
+        assert_eq!(*name, want[0].as_str().unwrap(), "{case}");
+        assert_eq!(serde_json::json!(parameters.layout().shape(i).dims()), want[1], "{case}, {name}");
+        let grad = norm(&parameters.grads().arena().tensor(i));
+        same(&format!("{case}, gradient of {name}"), grad, &want[2]);
+    }
+}
+
 #[test]
 fn an_encoders_layer_gives_pytorchs_outputs_and_gradients() {
     let golden: serde_json::Value = serde_json::from_str(include_str!("golden/transformer.json")).unwrap();
@@ -42,28 +72,14 @@ fn an_encoders_layer_gives_pytorchs_outputs_and_gradients() {
     for (case, config, is_masked) in cases {
         let (device, golden) = (Device::cpu(2), &golden[case]);
         let mut layer = TransformerEncoderLayer::new(config);
-        let parameters = Parameters::build(&mut layer, &device, 0);
-        for k in 0..parameters.names().len() {
-            let value = parameters.value(k);
-            value.copy_from(&values(&device, k as u64, *value.shape(), 0.5));
-        }
+        let parameters = filled(&mut layer, &device);
         let seen = Tensor::from_slice(&device, &[1.0f32, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0], [2, 1, 1, 4]);
         let x = values(&device, 100, [2, 4, 6], 1.0).requires_grad();
         let y = layer.forward_masked(&x, is_masked.then_some(&seen), &mut Ctx::eval());
-        for (i, (got, want)) in y.to_vec::<f32>().iter().zip(golden["output"].as_array().unwrap()).enumerate()
-        {
-            same(&format!("{case}, number {i}"), f64::from(*got), want);
-        }
+        same_outputs(case, &y, golden);
         let grads = (&y * values(&device, 101, [2, 4, 6], 1.0)).sum_all().backward();
         same(&format!("{case}, gradient of the input"), norm(grads.get(&x).unwrap()), &golden["input"]);
-        let want = golden["parameters"].as_array().unwrap();
-        assert_eq!(parameters.names().len(), want.len(), "{case}");
-        for (i, (name, want)) in parameters.names().iter().zip(want).enumerate() {
-            assert_eq!(*name, want[0].as_str().unwrap(), "{case}");
-            assert_eq!(serde_json::json!(parameters.layout().shape(i).dims()), want[1], "{case}, {name}");
-            let grad = norm(&parameters.grads().arena().tensor(i));
-            same(&format!("{case}, gradient of {name}"), grad, &want[2]);
-        }
+        same_parameters(case, &parameters, golden);
     }
 }
 
@@ -74,20 +90,13 @@ fn a_decoders_layer_gives_pytorchs_outputs_and_gradients() {
     for (case, config) in [("decoder, after", CONFIG), ("decoder, first", first)] {
         let (device, golden) = (Device::cpu(2), &golden[case]);
         let mut layer = TransformerDecoderLayer::new(config);
-        let parameters = Parameters::build(&mut layer, &device, 0);
-        for k in 0..parameters.names().len() {
-            let value = parameters.value(k);
-            value.copy_from(&values(&device, k as u64, *value.shape(), 0.5));
-        }
+        let parameters = filled(&mut layer, &device);
         let seen = Tensor::from_slice(&device, &[1.0f32, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0], [2, 1, 1, 4]);
         let causal = Tensor::ones(&device, [3, 3], DType::F32).tril(0);
         let x = values(&device, 100, [2, 3, 6], 1.0).requires_grad();
         let memory = values(&device, 102, [2, 4, 6], 1.0).requires_grad();
         let y = layer.forward_to(&x, &memory, [Some(&causal), Some(&seen)], &mut Ctx::eval());
-        for (i, (got, want)) in y.to_vec::<f32>().iter().zip(golden["output"].as_array().unwrap()).enumerate()
-        {
-            same(&format!("{case}, number {i}"), f64::from(*got), want);
-        }
+        same_outputs(case, &y, golden);
         let grads = (&y * values(&device, 101, [2, 3, 6], 1.0)).sum_all().backward();
         same(&format!("{case}, gradient of the input"), norm(grads.get(&x).unwrap()), &golden["input"]);
         same(
@@ -95,13 +104,7 @@ fn a_decoders_layer_gives_pytorchs_outputs_and_gradients() {
             norm(grads.get(&memory).unwrap()),
             &golden["memory"],
         );
-        let want = golden["parameters"].as_array().unwrap();
-        assert_eq!(parameters.names().len(), want.len(), "{case}");
-        for (i, (name, want)) in parameters.names().iter().zip(want).enumerate() {
-            assert_eq!(*name, want[0].as_str().unwrap(), "{case}");
-            let grad = norm(&parameters.grads().arena().tensor(i));
-            same(&format!("{case}, gradient of {name}"), grad, &want[2]);
-        }
+        same_parameters(case, &parameters, golden);
     }
 }
 
