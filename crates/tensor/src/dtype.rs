@@ -161,22 +161,14 @@ pub trait Float:
     fn mul_add(self, a: Self, b: Self) -> Self;
     /// e to the power of `self`.
     fn exp(self) -> Self;
-    /// `exp(self) - 1`, exact near zero.
-    fn exp_m1(self) -> Self;
     /// Natural logarithm.
     fn ln(self) -> Self;
-    /// ln(1 + self), exact near zero.
-    fn ln_1p(self) -> Self;
     /// Square root.
     fn sqrt(self) -> Self;
-    /// Hyperbolic tangent.
-    fn tanh(self) -> Self;
     /// Sine of an angle in radians.
     fn sin(self) -> Self;
     /// Cosine of an angle in radians.
     fn cos(self) -> Self;
-    /// Gauss error function.
-    fn erf(self) -> Self;
     /// Absolute value.
     fn abs(self) -> Self;
     /// `self` to the power of `p`.
@@ -196,9 +188,9 @@ pub trait Float:
     fn is_nan(self) -> bool;
 }
 
-/// One row a float type: the type, and the function that gives its error function.
+/// One row a float type.
 macro_rules! floats {
-    ($($t:ident, $erf:path);*) => {$(
+    ($($t:ident),*) => {$(
         impl Float for $t {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
@@ -208,21 +200,13 @@ macro_rules! floats {
             #[inline(always)]
             fn exp(self) -> Self { $t::exp(self) }
             #[inline(always)]
-            fn exp_m1(self) -> Self { $t::exp_m1(self) }
-            #[inline(always)]
             fn ln(self) -> Self { $t::ln(self) }
             #[inline(always)]
-            fn ln_1p(self) -> Self { $t::ln_1p(self) }
-            #[inline(always)]
             fn sqrt(self) -> Self { $t::sqrt(self) }
-            #[inline(always)]
-            fn tanh(self) -> Self { $t::tanh(self) }
             #[inline(always)]
             fn sin(self) -> Self { $t::sin(self) }
             #[inline(always)]
             fn cos(self) -> Self { $t::cos(self) }
-            #[inline(always)]
-            fn erf(self) -> Self { $erf(self) }
             #[inline(always)]
             fn abs(self) -> Self { $t::abs(self) }
             #[inline(always)]
@@ -232,7 +216,7 @@ macro_rules! floats {
         }
     )*};
 }
-floats!(f32, libm::erff; f64, libm::erf);
+floats!(f32, f64);
 
 /// Runs the body with `$T` bound to the float type that the dtype stands for, so that a kernel is chosen in one line.
 /// A closure can't be generic, hence a macro.

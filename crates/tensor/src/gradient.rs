@@ -223,7 +223,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let &[n, batch, width] = gates.dims() else { unreachable!("the op checks its shapes") };
             let state = [batch, width / 4].into();
             let grad = grad.contiguous();
-            let of_x = place_or_stale(wanted, 0, *gates.shape(), dtype);
+            let of_x = wanted.place_or_stale(0, *gates.shape(), dtype);
             let later = Tensor::zeros(device, state, dtype);
             let of_cell = Tensor::stale(device, state, cells.dtype);
             kernel::copy::copy(&place(&grad, n + 1).cast(cells.dtype), &of_cell);
@@ -249,7 +249,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let (width, grad) = (width / 4, grad.contiguous());
             let shape: Shape = [n, batch, 3 * width].into();
             let (of_x, of_product) =
-                (place_or_stale(wanted, 0, shape, dtype), Tensor::stale(device, shape, dtype));
+                (wanted.place_or_stale(0, shape, dtype), Tensor::stale(device, shape, dtype));
             let later = Tensor::zeros(device, [batch, width], dtype);
             let more = later.stale_like();
             for step in Step::all(n, toward).rev() {
@@ -374,7 +374,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let [x, weight, mean, scale] = [0, 1, 2, 3].map(|i| value(saved, i));
             let (grad, channels) = (grad.contiguous(), weight.count());
             let sums = Tensor::stale(device, [x.dims()[0], channels, 2].into(), dtype);
-            let of_x = place_or_stale(wanted, 0, *x.shape(), dtype);
+            let of_x = wanted.place_or_stale(0, *x.shape(), dtype);
             cpu::group_norm::gradient([x, mean, scale], weight, &grad, sizes, [&of_x, &sums]);
             let of_all = |i: usize| sums.narrow(2, i, 1).sum(&[0, 2], Keep::No);
             let wanted_of = |input: usize, of: usize| wanted.wants(input).then(|| of_all(of));
@@ -409,13 +409,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
                 None => wanted.place(i, x.dense_order(), *x.shape(), dtype),
             };
             let channels: Shape = [x.dims()[1]].into();
-            let place = |i: usize| {
-                if wanted.wants(i) {
-                    wanted.place(i, Order::RowMajor, channels, dtype.wide())
-                } else {
-                    Tensor::stale(device, channels, dtype.wide())
-                }
-            };
+            let place = |i: usize| wanted.place_or_stale(i, channels, dtype.wide());
             let (grad_b, grad_w) = (place(2), place(1));
             let of_plus = wanted.wants(3).then(|| place_like_x(3, in_more));
             let (stats, of_parameters) = ([mean, scale], [&grad_b, &grad_w]);
@@ -464,14 +458,6 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             });
             of([grad_x, wanted.wants(1).then_some(grad_w), wanted.wants(2).then_some(grad_b), grad_plus])
         }
-    }
-}
-
-/// Where input `input`'s gradient goes, row-major, or if it wants none, somewhere.
-fn place_or_stale(wanted: &Wanted<'_>, input: usize, shape: Shape, dtype: DType) -> Tensor {
-    match wanted.wants(input) {
-        true => wanted.place(input, Order::RowMajor, shape, dtype),
-        false => Tensor::stale(wanted.device, shape, dtype),
     }
 }
 

@@ -4,7 +4,7 @@
 use crate::cpu::conv;
 use crate::dtype::DType;
 use crate::ops::attention::Asked;
-use crate::ops::choice::MOST_WHOLE;
+use crate::ops::choice::whole;
 use crate::ops::reduce::Toward;
 use crate::shape::{MAX_DIMS, Order, Shape};
 
@@ -205,13 +205,7 @@ impl Unary {
     /// The same of whole numbers. Panics unless that gives whole numbers.
     #[track_caller]
     pub(crate) fn of_whole_numbers(self) -> WholeUnary {
-        let number = |x: f64| {
-            assert!(
-                x.fract() == 0.0 && (-MOST_WHOLE..MOST_WHOLE).contains(&x),
-                "a tensor of i64 with the number {x}: a whole number would do"
-            );
-            x as i64
-        };
+        let number = |x: f64| whole(DType::I64, x);
         match self {
             Unary::Neg => WholeUnary::Affine { mul: -1, add: 0 },
             Unary::Affine { mul, add } => WholeUnary::Affine { mul: number(mul), add: number(add) },

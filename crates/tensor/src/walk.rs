@@ -39,7 +39,7 @@ use std::sync::Arc;
 /// What the gradient table asks of the walk: which inputs want a gradient, and where it should be written.
 pub(crate) struct Wanted<'a> {
     inputs: &'a Inputs,
-    pub(crate) device: &'a Device,
+    device: &'a Device,
     /// How sums go over all parts of a batch, where the op's did.
     pub(crate) shared: Option<Arc<SharedBatch>>,
     /// Who knows the way back, where the op is a map of somebody else.
@@ -99,6 +99,14 @@ impl Wanted<'_> {
     pub(crate) fn place(&self, input: usize, order: Order, shape: Shape, dtype: DType) -> Tensor {
         let stale = || Tensor::stale_in(order, self.device, shape, dtype);
         self.slot(input, order, dtype).unwrap_or_else(stale)
+    }
+
+    /// The same in rows for what is computed in any case: somewhere, if the input wants no gradient.
+    pub(crate) fn place_or_stale(&self, input: usize, shape: Shape, dtype: DType) -> Tensor {
+        match self.wants(input) {
+            true => self.place(input, Order::RowMajor, shape, dtype),
+            false => Tensor::stale(self.device, shape, dtype),
+        }
     }
 
     /// The same for what may as well go where `free` lies, which is dense and of that order, shape and type.

@@ -34,13 +34,11 @@ impl Sequential {
 
 impl Module for Sequential {
     fn forward(&self, x: &Tensor, ctx: &mut Ctx) -> Tensor {
-        self.0.iter().fold(x.clone(), |x, layer| layer.forward(&x, ctx))
+        self.0.forward(x, ctx)
     }
 
     fn visit(&mut self, v: &mut Visitor<'_>) {
-        for (i, layer) in self.0.iter_mut().enumerate() {
-            v.child(&i.to_string(), layer);
-        }
+        self.0.visit(v);
     }
 
     /// Each layer is a block.

@@ -1,5 +1,5 @@
-//! Attention of several heads, and the layers of an encoder and a decoder, with PyTorch's names, so that its weights fit: Vaswani, Shazeer, Parmar, Uszkoreit,
-//! Jones, Gomez, Kaiser and Polosukhin, "Attention Is All You Need", 2017.
+//! Attention of several heads, and the layers of an encoder and a decoder, with PyTorch's names, so that its weights fit: Vaswani, Shazeer,
+//! Parmar, Uszkoreit, Jones, Gomez, Kaiser and Polosukhin, "Attention Is All You Need", 2017.
 //!
 //! Shapes: B samples, T positions, W numbers a position. A mask is f32, 1 where a position may be seen and 0 where not, and spreads to (B,
 //! heads, T, T): for samples that are filled up by an id `PAD`, `ids.ne(PAD).reshape([b, 1, 1, t])`. PyTorch's
@@ -10,8 +10,8 @@ use crate::param::{Init, Param};
 use crate::{Dropout, LayerNorm, Linear};
 use phalanx_tensor::Tensor;
 
-/// Attention of several heads, of positions to each other, (B, T, W) to the same, or to those of something else. Parameters `in_proj_weight` (3 W, W), `in_proj_bias` (3 W), `out_proj.weight` (W, W)
-/// and `out_proj.bias` (W), as PyTorch starts them.
+/// Attention of several heads, of positions to each other, (B, T, W) to the same, or to those of something else. Parameters
+/// `in_proj_weight` (3 W, W), `in_proj_bias` (3 W), `out_proj.weight` (W, W) and `out_proj.bias` (W), as PyTorch starts them.
 ///
 /// ```
 /// use phalanx_nn::{Ctx, Module, MultiheadAttention, Parameters};

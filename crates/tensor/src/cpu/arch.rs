@@ -37,7 +37,7 @@ impl Arch {
     /// The same of a closure, which has to be `#[inline(always)]`, and so has what it calls.
     ///
     /// Not by [`Arch::dispatch`]: what is called there once is called through a shim of the compiler's, which isn't compiled for the
-    /// instruction set unless it happens to be inlined; with all of a large closure in it it isn't. A softmax took eighty times as long.
+    /// instruction set unless it happens to be inlined; with all of a large closure in it it isn't. A softmax took sixty times as long.
     #[inline(always)]
     pub(crate) fn run<R>(self, f: impl FnMut() -> R) -> R {
         self.dispatch(Run(f))

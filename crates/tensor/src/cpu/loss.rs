@@ -143,6 +143,7 @@ const BLOCK: usize = 4096;
 
 /// `out`, a scalar = the mean of `f` over all pairs of elements.
 fn mean<T: Float>(x: &Tensor, t: &Tensor, out: &Tensor, f: impl Fn(T, T) -> f64 + Sync) {
+    let _timer = out.device().time("losses");
     let device = x.device();
     let (vx, vt) = (x.read_contiguous::<T>("a loss"), t.read_contiguous::<T>("a loss"));
     let (vx, vt, n) = (&*vx, &*vt, vx.len());

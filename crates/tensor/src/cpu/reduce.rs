@@ -240,7 +240,7 @@ fn running_sums_of_rows<T: Float>(x: &[T], width: usize, toward: Toward, out: &m
 
 /// The largest of a row; what is no number is larger than any.
 #[inline(always)]
-fn largest_of<T: Float>(row: &[T]) -> T {
+pub(crate) fn largest_of<T: Float>(row: &[T]) -> T {
     let mut lanes = [T::NEG_INFINITY; LANES];
     let (whole, rest) = row.as_chunks::<LANES>();
     for some in whole {

@@ -1,6 +1,7 @@
 //! Softmax and its logarithm. Rows are the last dimension of contiguous tensors.
 
 use crate::cpu::in_lanes::InLanes;
+use crate::cpu::reduce::largest_of;
 use crate::cpu::share;
 use crate::dtype::{Float, with_float};
 use crate::op::Form;
@@ -54,22 +55,7 @@ fn sum_in_lanes<T: InLanes>(numbers: impl ExactSizeIterator<Item = T>) -> T {
 #[inline(always)]
 fn normaliser<T: InLanes>(x: &[T]) -> (T, T) {
     let (whole, rest) = x.as_chunks::<LANES>();
-    let mut most = [T::NEG_INFINITY; LANES];
-    for some in whole {
-        add_in_lanes(
-            &mut most,
-            some,
-            #[inline(always)]
-            |most, x| most.larger(x),
-        );
-    }
-    add_in_lanes(
-        &mut most,
-        rest,
-        #[inline(always)]
-        |most, x| most.larger(x),
-    );
-    let largest = most.iter().fold(T::NEG_INFINITY, |a, &b| a.larger(b));
+    let largest = largest_of(x);
     let mut sums = [T::ZERO; LANES];
     for some in whole {
         add_in_lanes(

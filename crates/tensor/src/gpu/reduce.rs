@@ -31,6 +31,9 @@ pub(crate) fn sum(engine: &Engine, x: &Tensor, out: &Tensor) {
     let n_outputs = out.count();
     let n_terms = x.count() / n_outputs.max(1);
     let is_whole = x.dtype == DType::I64;
+    if !is_whole {
+        check_float("sum", x.dtype);
+    }
     if n_terms > FEW && !is_whole && x.geometry.is_contiguous() && goes_first(x.shape(), out.shape()) {
         return sum_columns(engine, x, [n_terms, n_outputs], out);
     }
@@ -43,7 +46,6 @@ pub(crate) fn sum(engine: &Engine, x: &Tensor, out: &Tensor) {
         // SAFETY: as below.
         return unsafe { engine.launch("sum_integers", rows(n_outputs, n_terms), &args) };
     }
-    check_float("sum", x.dtype);
     let pieces = n_terms.div_ceil(PIECE);
     if pieces > 1 && n_outputs < MANY {
         let parts = Tensor::stale(x.device(), [n_outputs, pieces].into(), DType::F32);
@@ -82,7 +84,6 @@ fn part(geometry: &Geometry, takes: impl Fn(usize) -> bool) -> Walk<1> {
 /// `out[c] =` the sum of column `c` of the contiguous `x`.
 #[track_caller]
 fn sum_columns(engine: &Engine, x: &Tensor, [n, width]: [usize; 2], out: &Tensor) {
-    check_float("sum", x.dtype);
     let [piece, n_pieces] = pieces(n);
     let parts = column_parts(x, n, width);
     let args = [Arg::In(x), Arg::Out(&parts), Arg::Int(n), Arg::Int(width), Arg::Int(piece)];

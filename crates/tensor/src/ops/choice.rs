@@ -38,17 +38,21 @@ impl Comparand for f64 {
 /// Panics if this can't be among the numbers of such a tensor.
 #[track_caller]
 pub(crate) fn check_number(like: &Tensor, number: f64) {
-    let fits =
-        like.dtype().is_float() || (number.fract() == 0.0 && (-MOST_WHOLE..MOST_WHOLE).contains(&number));
-    assert!(
-        fits,
-        "a tensor of {} with the number {number}: a whole number of 64 bits would do",
-        like.dtype()
-    );
+    if !like.dtype().is_float() {
+        whole(like.dtype(), number);
+    }
+}
+
+/// A number for a tensor of whole numbers. Panics unless it is one.
+#[track_caller]
+pub(crate) fn whole(dtype: DType, number: f64) -> i64 {
+    let fits = number.fract() == 0.0 && (-MOST_WHOLE..MOST_WHOLE).contains(&number);
+    assert!(fits, "a tensor of {dtype} with the number {number}: a whole number of 64 bits would do");
+    number as i64
 }
 
 /// Whole numbers are below this: 2^63.
-pub(crate) const MOST_WHOLE: f64 = 9_223_372_036_854_775_808.0;
+const MOST_WHOLE: f64 = 9_223_372_036_854_775_808.0;
 
 /// Comparisons with another tensor or a number, broadcasting. Nothing holds of a NaN but that it isn't equal; masks have no gradient.
 ///
