@@ -43,8 +43,7 @@ impl<'a> Submitted<'a> {
     }
 
     fn until(&self, what: &str, done: impl Fn(&Submitted<'_>) -> bool) {
-        let told = || format!("{what}\n{}", self.output());
-        until(&what_of(&told()), self.cluster, || done(self));
+        until(|| what_of(&format!("{}\n{what}", self.output())), self.cluster, || done(self));
     }
 
     fn begins(&self) -> u64 {

@@ -15,6 +15,7 @@ mod user;
 
 use cluster::Cluster;
 use serde_json::Value;
+use std::fmt::Display;
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -108,13 +109,14 @@ fn tasks_of_a_step_are_ranks_of_a_run() {
     );
 }
 
-/// Waits until `done` says so.
-fn until(what: &str, cluster: &Cluster, mut done: impl FnMut() -> bool) {
+/// Waits until `done` says so; `what` is asked only where it doesn't in time.
+fn until<W: Display>(what: impl Fn() -> W, cluster: &Cluster, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
         assert!(
             start.elapsed() < Duration::from_secs(120),
-            "{what}: {}\n{}",
+            "{}: {}\n{}",
+            what(),
             cluster.run("squeue", &[]),
             cluster.logs()
         );
@@ -141,23 +143,29 @@ fn a_job_is_drained_requeued_and_goes_on_to_its_end() {
     let mut following = submit(&[]).stdout(std::process::Stdio::piped()).spawn().unwrap();
     let events = || fs::read_to_string(folder.path().join("run/events.jsonl")).unwrap_or_default();
     let last = || told_steps(&events()).last().copied().unwrap_or(0);
-    until("the job doesn't begin", &cluster, || {
-        let job = cluster.run("squeue", &["-h", "-o", "%A"]).trim().to_owned();
-        let file = fs::read_to_string(folder.path().join(format!("mnist-mini-{job}.out")));
-        let file = file.unwrap_or_default();
-        assert!(!file.contains("error: "), "{file}");
-        last() > 20
-    });
+    until(
+        || "the job doesn't begin",
+        &cluster,
+        || {
+            let job = cluster.run("squeue", &["-h", "-o", "%A"]).trim().to_owned();
+            let file = fs::read_to_string(folder.path().join(format!("mnist-mini-{job}.out")));
+            let file = file.unwrap_or_default();
+            assert!(!file.contains("error: "), "{file}");
+            last() > 20
+        },
+    );
     let job = cluster.run("squeue", &["-h", "-o", "%A"]).trim().to_owned();
     // What Slurm sends ahead of the end, and whoever takes the machine back.
     cluster.run("scancel", &["--signal=USR1", &job]);
-    until("the job isn't requeued", &cluster, || {
-        cluster.run("scontrol", &["show", "job", &job]).contains("Restarts=1")
-    });
+    until(
+        || "the job isn't requeued",
+        &cluster,
+        || cluster.run("scontrol", &["show", "job", &job]).contains("Restarts=1"),
+    );
     // A machine that is wanted back: SIGTERM, and SIGKILL five seconds later.
-    until("the job isn't started again", &cluster, || events().contains("\"event\":\"resume\""));
+    until(|| "the job isn't started again", &cluster, || events().contains("\"event\":\"resume\""));
     let resumed = last();
-    until("the job doesn't go on", &cluster, || last() > resumed + 20);
+    until(|| "the job doesn't go on", &cluster, || last() > resumed + 20);
     cluster.run("scontrol", &["requeue", &job]);
     let status = following.wait().unwrap();
     let mut told = String::new();

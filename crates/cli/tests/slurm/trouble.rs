@@ -42,7 +42,7 @@ fn a_folder_that_is_not_on_the_node_is_told() {
         gone.close().unwrap();
         cluster.run("scontrol", &["release", &job]);
         let said = || fs::read_to_string(&output).unwrap_or_default();
-        until("the job doesn't end", &cluster, || said().contains("code "));
+        until(|| "the job doesn't end", &cluster, || said().contains("code "));
         let want = format!("was submitted in {}, which isn't on n1", folder.display());
         let (said, told) = (said(), [want.as_str(), "#SBATCH --chdir=", "code 2"]);
         assert!(told.iter().all(|word| said.contains(word)), "{srun}: {said}");
@@ -71,14 +71,14 @@ fn two_jobs_with_one_port_hurt_only_the_second() {
     let mut first =
         first.env("MASTER_PORT", &free).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let made = || losses(&folder.path().join("first")).len();
-    until("the first job doesn't train", &cluster, || made() > 10);
+    until(|| "the first job doesn't train", &cluster, || made() > 10);
     let mut second = srun(&cluster, folder.path(), &["-N1", "--ntasks=2", "--wait=5", PHALANX]);
     let out = cluster.attempt(second.env("MASTER_PORT", &free).args(TRAIN).args(["--out", "second"]));
     let said = text(&out.stderr);
     assert_ne!(out.status.code(), Some(0), "{said}");
     assert!(said.contains(&free) && said.contains("MASTER_PORT"), "{said}");
     let before = made();
-    until("the first job is hurt", &cluster, || made() > before + 10);
+    until(|| "the first job is hurt", &cluster, || made() > before + 10);
     cluster.run("scancel", &["--full", "--partition=debug"]);
     first.wait().unwrap();
 }

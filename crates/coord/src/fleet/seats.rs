@@ -13,10 +13,12 @@ pub(super) struct Seated<'a> {
 }
 
 /// Deals numbers from 0 on, and ranks in their order. Who was given a number on the command line has that, who had one that
-/// still exists keeps it; the others fill the holes, first those that had one, then those that are new.
+/// still exists keeps it; the others fill the holes, first those that had one, then of those that are new the one that leads: what
+/// the first rank has hold of, as the folder of a run that nodes share, nobody else misses then who goes on without it.
 pub(super) fn deal(generation: Generation, restarts: u32, mut nodes: Vec<Seated<'_>>) -> Vec<(NodeId, Seat)> {
     nodes.sort_by_key(|seated| {
-        (seated.node.node_rank.is_none(), seated.number.is_none(), seated.number, seated.id)
+        let Node { node_rank, leads, .. } = seated.node;
+        (node_rank.is_none(), seated.number.is_none(), seated.number, !leads, seated.id)
     });
     let mut dealt: Vec<Option<Seated<'_>>> = nodes.iter().map(|_| None).collect();
     let mut homeless = Vec::new();

@@ -656,6 +656,21 @@ fn numbers_that_were_given_are_kept() {
 }
 
 #[test]
+fn who_leads_is_the_first_of_those_that_are_new() {
+    let leads = |play: &Play| Node { leads: true, ..node("n2", 2, &play.terms) };
+    let mut play = Play::new(2, 3, 0);
+    play.come(1, 2);
+    play.come_as(2, leads(&play));
+    assert_eq!(begun(&play.come(3, 2), 0), [(2, 0, 0), (1, 1, 2), (3, 2, 4)]);
+    // It takes no number from another that goes on.
+    let mut play = Play::new(1, 2, 0);
+    play.come(1, 2);
+    assert_eq!(begun(&play.pass(LAST_CALL), 0), [(1, 0, 0)]);
+    play.come_as(2, leads(&play));
+    assert_eq!(begun(&play.ended(1, 0, None), 1), [(1, 0, 0), (2, 1, 2)]);
+}
+
+#[test]
 fn ranks_of_a_role_are_counted_apart() {
     let mut play = Play::new(3, 3, 0);
     let ours = terms(3, 3, 0);
