@@ -20,7 +20,11 @@ const MOST_UNTOLD: usize = 100_000;
 const PATIENCE: Duration = Duration::from_secs(90);
 /// How long one may take to end that was killed, or given up and not killed yet.
 const LEAVING: Duration = Duration::from_secs(20);
+/// How long it may take then to take its place.
+const TAKING: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(50);
+/// What torchrun calls a run without a name.
+const UNNAMED: &str = "none";
 
 /// The first rank's part, on every rank.
 pub(crate) struct First<'a> {
@@ -31,7 +35,9 @@ pub(crate) struct First<'a> {
     run_id: String,
     start: Instant,
     desk: Option<Desk>,
-    /// What happened while that couldn't be opened.
+    /// Since when that can't be opened.
+    refused: Option<Instant>,
+    /// What happened meanwhile.
     untold: Vec<Event>,
     /// How the run begins.
     about: Option<Event>,
@@ -40,8 +46,8 @@ pub(crate) struct First<'a> {
 /// What it holds as long as it is the first.
 struct Desk {
     run_dir: RunDir,
-    /// Nobody else writes there meanwhile.
-    _claim: Claim,
+    /// Nobody else writes there as long as it is held.
+    claim: Claim,
     events: EventsFile,
     shown: Box<dyn Observer>,
     /// What is trained, where the folder tells of an earlier run as long as this one may still be refused.
@@ -59,6 +65,7 @@ impl<'a> First<'a> {
             run_id: env.run_id.clone(),
             start: Instant::now(),
             desk: None,
+            refused: None,
             untold: Vec::new(),
             about: None,
         }
@@ -66,17 +73,23 @@ impl<'a> First<'a> {
 
     /// Opens what the first rank needs, and gives the run directory.
     pub(crate) fn begin(&mut self) -> Result<RunDir, Error> {
+        self.open(RunDir::claim)
+    }
+
+    fn open(
+        &mut self,
+        claim: impl FnOnce(&RunDir, &str) -> Result<Claim, phalanx_job::Error>,
+    ) -> Result<RunDir, Error> {
         let failed = |error: &dyn Display| Error::Join(error.to_string());
         let out = match &self.out {
             Some(out) => out.clone(),
-            // What torchrun calls a run without a name.
-            None if self.run_id == "none" => {
+            None if self.run_id == UNNAMED => {
                 unnamed_out(self.args, self.recipe, &fresh_run_id().map_err(|error| failed(&error))?)
             }
             None => unnamed_out(self.args, self.recipe, &self.run_id),
         };
         let run_dir = RunDir::create(&out).map_err(|error| failed(&error))?;
-        let claim = run_dir.claim().map_err(|error| failed(&error))?;
+        let claim = claim(&run_dir, &self.run_id).map_err(|error| failed(&error))?;
         let mut spec = Some(self.recipe.to_toml());
         if !run_dir.spec().exists() {
             spec.take().map_or(Ok(()), |spec| run_dir.write_spec(&spec)).map_err(|error| failed(&error))?;
@@ -87,28 +100,47 @@ impl<'a> First<'a> {
             true => Box::new(JsonLines),
             false => Box::new(TrainBar::new(self.args.log_interval, self.about.as_ref())),
         };
-        self.desk = Some(Desk { run_dir: run_dir.clone(), _claim: claim, events, shown, spec });
+        self.desk = Some(Desk { run_dir: run_dir.clone(), claim, events, shown, spec });
         Ok(run_dir)
     }
 
     /// The same in a run that has begun: the one before may not have ended yet.
     pub(crate) fn begin_again(&mut self) -> Result<RunDir, Error> {
-        let until = Instant::now() + LEAVING;
+        Ok(self.desk_within(LEAVING + TAKING)?.run_dir.clone())
+    }
+
+    /// What it holds, waited for as long as that may help.
+    fn desk_within(&mut self, limit: Duration) -> Result<&mut Desk, Error> {
+        let until = Instant::now() + limit;
         loop {
-            match self.begin() {
-                Err(error) if Instant::now() < until && !matches!(error, Error::Untold(_)) => {
-                    std::thread::sleep(RETRY);
+            match self.reopen() {
+                Ok(()) => return Ok(self.desk.as_mut().expect("it was opened just now")),
+                Err(error) if Instant::now() >= until || matches!(error, Error::Untold(_)) => {
+                    return Err(error);
                 }
-                done => return done,
+                Err(_) => std::thread::sleep(RETRY),
             }
         }
     }
 
-    fn desk(&mut self) -> Result<&mut Desk, Error> {
+    /// Opens what isn't open in a run that has begun. From a worker that was lost, and still holds it, it is taken once the run has gone
+    /// on without that for long enough.
+    fn reopen(&mut self) -> Result<(), Error> {
+        self.desk.take_if(|desk| !desk.claim.is_held());
         if self.desk.is_none() {
-            self.begin()?;
+            let since = *self.refused.get_or_insert_with(Instant::now);
+            self.begin().or_else(|error| {
+                if since.elapsed() < LEAVING || self.run_id == UNNAMED {
+                    return Err(error);
+                }
+                let run_dir = self.open(RunDir::take_over).map_err(|_| error)?;
+                let folder = run_dir.path().display();
+                say(format_args!("{folder}: taken over from a worker of this run that was lost, and hangs"));
+                Ok(run_dir)
+            })?;
         }
-        Ok(self.desk.as_mut().expect("it was opened just now"))
+        self.refused = None;
+        Ok(())
     }
 }
 
@@ -137,7 +169,7 @@ impl Desk {
 impl Observer for First<'_> {
     fn event(&mut self, event: &Event) {
         let untold = std::mem::take(&mut self.untold);
-        match self.desk() {
+        match self.desk_within(Duration::ZERO) {
             Ok(desk) => desk.tell(untold.iter().chain([event])),
             // The one before may be stopped, and still hold what this needs until it is killed. Training goes on.
             Err(error) => {
@@ -173,12 +205,8 @@ impl Observer for First<'_> {
     fn conclude(&mut self, end: &mut Concluded<'_>) -> Result<(), Error> {
         let (start, save_optimizer) = (self.start, self.args.save_optimizer);
         let keeps_best = self.recipe.train.keep_best == Some(true);
-        let until = Instant::now() + PATIENCE;
-        while !self.untold.is_empty() && Instant::now() < until && self.desk().is_err() {
-            std::thread::sleep(RETRY);
-        }
         let untold = std::mem::take(&mut self.untold);
-        let desk = self.desk()?;
+        let desk = self.desk_within(PATIENCE)?;
         desk.tell(untold.iter());
         let file = |name: &str| desk.run_dir.path().join(name);
         // What a run is for comes first, should the disk have room for no more.

@@ -370,7 +370,7 @@ fn what_happens_while_another_holds_the_run_directory_is_written_down_afterwards
     kill(other, Signal::SIGSTOP).unwrap();
     kill(run.worker(0), Signal::SIGKILL).unwrap();
     let claim = loop {
-        match run_dir.claim() {
+        match run_dir.claim("another") {
             Ok(claim) => break claim,
             Err(error) => assert!(run.start.elapsed() < LIMIT, "{error}"),
         }

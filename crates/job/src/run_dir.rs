@@ -3,25 +3,77 @@
 use crate::error::Error;
 use phalanx_wire::{Generation, Rank};
 use std::fs::{self, File, TryLockError};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The right to write what a run has only one of, given back when dropped.
+/// The right to write what a run has only one of, given back when dropped, and by the system when its process dies.
+///
+/// A process that hangs keeps it. Others of the same run, which go on without that process, take it over: they put a lock of
+/// their own in the place of its file. Whoever holds the right looks, each time before it makes use of it, whether that is
+/// still its own.
 #[derive(Debug)]
 #[must_use = "it is given back when dropped"]
 pub struct Claim {
     /// Locked; `None` where the file system has no locks.
-    _file: Option<File>,
+    file: Option<File>,
+    path: PathBuf,
 }
 
 impl Claim {
     /// Locks this file, which is made if it isn't there; none where another process has it.
     pub fn take(path: &Path) -> std::io::Result<Option<Claim>> {
-        let file = File::create(path)?;
-        match file.try_lock() {
-            Ok(()) => Ok(Some(Claim { _file: Some(file) })),
-            Err(TryLockError::WouldBlock) => Ok(None),
-            Err(TryLockError::Error(_)) => Ok(Some(Claim { _file: None })),
+        // What it says of who has it stays.
+        let mut options = File::options();
+        options.write(true).create(true).truncate(false);
+        loop {
+            let file = options.open(path)?;
+            match file.try_lock() {
+                Ok(()) => {
+                    let claim = Claim { file: Some(file), path: path.to_owned() };
+                    // It may have been taken over from one that died just now.
+                    if claim.is_held() {
+                        return Ok(Some(claim));
+                    }
+                }
+                Err(TryLockError::WouldBlock) => return Ok(None),
+                Err(TryLockError::Error(_)) => return Ok(Some(Claim { file: None, path: path.to_owned() })),
+            }
         }
+    }
+
+    /// Writes down whose it is, so that others of that run may take it over.
+    fn sign(self, run: &str) -> std::io::Result<Claim> {
+        if let Some(file) = &self.file {
+            file.set_len(0)?;
+            file.write_all_at(run.as_bytes(), 0)?;
+        }
+        Ok(self)
+    }
+
+    /// Takes it from a process of this run that has it and may hang; none where another run has it, or one that didn't say whose
+    /// it is.
+    fn take_over(path: &Path, run: &str) -> std::io::Result<Option<Claim>> {
+        if run.is_empty() || fs::read_to_string(path)? != run {
+            return Ok(None);
+        }
+        // Workers on several machines may have one number.
+        let mark = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let own = path.with_extension(format!("{}-{mark}", std::process::id()));
+        let file = File::create_new(&own)?;
+        let put = file.try_lock().map_err(std::io::Error::from).and_then(|()| {
+            let claim = Claim { file: Some(file), path: path.to_owned() }.sign(run)?;
+            fs::rename(&own, path).map(|()| Some(claim))
+        });
+        put.inspect_err(|_| drop(fs::remove_file(&own)))
+    }
+
+    /// Whether nobody else has taken it over.
+    pub fn is_held(&self) -> bool {
+        let place = |found: fs::Metadata| (found.dev(), found.ino());
+        let own = self.file.as_ref().and_then(|file| file.metadata().ok()).map(place);
+        // A folder that was moved or can't be looked at for now is no other's.
+        own.is_none_or(|own| fs::metadata(&self.path).map_or(true, |there| place(there) == own))
     }
 }
 
@@ -45,10 +97,17 @@ impl RunDir {
         &self.0
     }
 
-    /// Makes sure that no other process writes events, checkpoints and weights here at the same time. The system takes the
-    /// right back from a process that dies.
-    pub fn claim(&self) -> Result<Claim, Error> {
-        self.lock(self.0.join(".lock"))
+    /// Makes sure that no other process writes events, checkpoints and weights here at the same time; `run` is the run's name.
+    pub fn claim(&self, run: &str) -> Result<Claim, Error> {
+        let path = self.0.join(".lock");
+        let claim = self.lock(&path, Claim::take)?;
+        claim.sign(run).map_err(|source| Error::RunDir { path, source })
+    }
+
+    /// The same in the place of another process of this run, without which it goes on; that may hang, and finds out when it
+    /// doesn't any more.
+    pub fn take_over(&self, run: &str) -> Result<Claim, Error> {
+        self.lock(&self.0.join(".lock"), |path| Claim::take_over(path, run))
     }
 
     /// The same for the logs, which are written by who starts the workers. A second one is to find out before it has cut the
@@ -56,11 +115,15 @@ impl RunDir {
     pub fn claim_logs(&self) -> Result<Claim, Error> {
         let path = self.0.join("logs");
         fs::create_dir_all(&path).map_err(|source| Error::RunDir { path: path.clone(), source })?;
-        self.lock(path.join(".lock"))
+        self.lock(&path.join(".lock"), Claim::take)
     }
 
-    fn lock(&self, path: PathBuf) -> Result<Claim, Error> {
-        let claim = Claim::take(&path).map_err(|source| Error::RunDir { path, source })?;
+    fn lock(
+        &self,
+        path: &Path,
+        take: impl FnOnce(&Path) -> std::io::Result<Option<Claim>>,
+    ) -> Result<Claim, Error> {
+        let claim = take(path).map_err(|source| Error::RunDir { path: path.to_owned(), source })?;
         claim.ok_or_else(|| Error::Taken { path: self.0.clone() })
     }
 
@@ -134,7 +197,7 @@ mod tests {
     fn a_folder_is_one_runs_until_it_lets_go() {
         let temporary = tempfile::tempdir().unwrap();
         let run_dir = RunDir::create(temporary.path()).unwrap();
-        for claim in [RunDir::claim, RunDir::claim_logs] {
+        for claim in [|run_dir: &RunDir| run_dir.claim("a"), RunDir::claim_logs] {
             let held = claim(&run_dir).unwrap();
             let message = claim(&RunDir::create(temporary.path()).unwrap()).unwrap_err().to_string();
             for part in [temporary.path().to_str().unwrap(), "another run", "--out"] {
@@ -143,7 +206,25 @@ mod tests {
             drop(held);
         }
         // Who writes the logs starts who writes the rest.
-        let _both = [run_dir.claim_logs().unwrap(), run_dir.claim().unwrap()];
+        let _both = [run_dir.claim_logs().unwrap(), run_dir.claim("a").unwrap()];
+    }
+
+    #[test]
+    fn a_folder_is_taken_over_within_its_run() {
+        let temporary = tempfile::tempdir().unwrap();
+        let run_dir = RunDir::create(temporary.path()).unwrap();
+        let is_taken = |claim| matches!(claim, Err(Error::Taken { .. }));
+        let hangs = run_dir.claim("a").unwrap();
+        assert!(hangs.is_held() && is_taken(run_dir.take_over("b")) && is_taken(run_dir.take_over("")));
+        let next = run_dir.take_over("a").unwrap();
+        assert!(next.is_held() && !hangs.is_held() && is_taken(run_dir.claim("a")));
+        // Nothing but the folder's lock is left of it, and its end is the end of the right.
+        assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 1);
+        drop(hangs);
+        assert!(next.is_held() && is_taken(run_dir.claim("c")));
+        drop(next);
+        let other = run_dir.claim("c").unwrap();
+        assert!(other.is_held() && is_taken(run_dir.take_over("a")));
     }
 
     #[test]

@@ -97,6 +97,34 @@ fn the_coordinators_node_is_lost_under_tls_and_the_run_goes_on() {
     run.has_the_bits_of_an_undisturbed_one(&[]);
 }
 
+/// Its worker, which tells of the run, stands still as well, and keeps the run directory: longer than what is killed may take to end.
+#[test]
+fn what_happens_is_told_on_though_the_node_that_told_it_hangs() {
+    let mut run = Training::new(&["--nnodes", "1:3", "--max-restarts", "3"], "--epochs 1000");
+    let first = run.node("a");
+    first.waits_for_others();
+    let second = run.node("b");
+    first.says("nodes here: 2 of");
+    let third = run.node("c");
+    run.until(|event| event["event"] == "step" && event["world_size"] == 3);
+    let worker = run.worker("a", 0);
+    first.signal("-STOP");
+    kill("-STOP", &worker);
+    run.until_members(2);
+    let words = "shared: taken over from a worker of this run that was lost, and hangs";
+    run.wait_for(|run| run.logged("c", 2).contains(words), words);
+    // It writes nothing of its own between what the others write.
+    kill("-CONT", &worker);
+    first.signal("-CONT");
+    run.until_members(3);
+    run.until(|event| event["event"] == "step");
+    third.signal("-TERM");
+    run.until_members(2);
+    run.until(|event| event["event"] == "step");
+    run.is_whole();
+    drop([first, second, third]);
+}
+
 /// Its agent stands still, not its worker: the others can't know that and go on without either.
 #[test]
 fn a_coordinator_that_stands_still_joins_the_others_that_have_gone_on_without_it() {

@@ -86,6 +86,11 @@ impl Training {
         user::worker(&self.site.folder(name).join("out"), rank).to_string()
     }
 
+    /// What the worker of a node that was started as this rank at first has said to people.
+    pub(crate) fn logged(&self, name: &str, rank: u32) -> String {
+        fs::read_to_string(self.site.folder(name).join(format!("out/logs/0/{rank}.err"))).unwrap()
+    }
+
     /// The worker of a node that was started last.
     pub(crate) fn newest_worker(&self, name: &str) -> Option<i32> {
         user::workers(&self.site.folder(name).join("out"), "RANK=").into_iter().max()
