@@ -17,6 +17,9 @@
 //! A failed worker costs a restart, and so do several that are lost at once. So does a lost node if fewer than the least number are left, and then others are waited
 //! for, briefly where none come that weren't there before; otherwise the run goes on with those that there are. Who comes or leaves costs nothing, and where fewer than the least
 //! number are left then, they wait for others, too.
+//!
+//! More nodes than the largest number may stand by, as many as was said. One of them takes the place of one that is missing at
+//! once, so that the others don't come to be too few.
 
 mod admit;
 mod back;
@@ -26,6 +29,7 @@ mod gather;
 mod in_place;
 mod orders;
 mod seats;
+mod spares;
 mod standing;
 #[cfg(test)]
 mod tests;
@@ -36,6 +40,7 @@ pub(crate) use standing::Legacy;
 use crate::restarts::Restarts;
 use phalanx_job::{End, EndWhy, FromAgent, Mishap, Node, Setback, Stage, StopWhy, Terms, WorkerFailure};
 use phalanx_wire::{Generation, Rank};
+use spares::Spares;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -108,6 +113,7 @@ pub struct Fleet {
     /// When it began, and the wall clock by then, in milliseconds.
     began: (Instant, u64),
     members: BTreeMap<NodeId, Member>,
+    spares: Spares,
     /// Where those listen that ever had a number in this run, in case that they are to lead it: nobody else ever does there.
     known: BTreeSet<SocketAddr>,
     /// The one that begins next, or runs.
@@ -198,6 +204,7 @@ impl Fleet {
             heeded: now,
             began: (now, clock_ms),
             members: BTreeMap::new(),
+            spares: Spares::default(),
             known: BTreeSet::new(),
             generation,
             phase,
@@ -237,10 +244,12 @@ impl Fleet {
         let silent = self.members.values().map(|member| member.heard + self.patience.silence).min();
         let gathered = match &self.phase {
             Phase::Gathering(Gathering { last_call: Some(at), .. }) => Some(*at),
+            Phase::Gathering(_) if self.spares.count() > 0 => Some(self.spares_called_at()),
             Phase::Gathering(Gathering { since, .. }) => Some(*since + self.join_limit()),
             _ => None,
         };
-        if self.is_over() { None } else { silent.into_iter().chain(gathered).min() }
+        let spares = self.spares.silent_at(self.patience.silence);
+        if self.is_over() { None } else { silent.into_iter().chain(spares).chain(gathered).min() }
     }
 
     /// Takes notice of what happens; gives what is to be done, in this order.
@@ -256,6 +265,7 @@ impl Fleet {
         let missed = now.saturating_duration_since(std::mem::replace(&mut self.heeded, now));
         if missed > DEAF {
             self.members.values_mut().for_each(|member| member.heard += missed);
+            self.spares.make_up_for(missed);
         }
         if missed >= self.patience.silence {
             self.deaf_until = Some(now + CUT);
@@ -284,6 +294,7 @@ impl Fleet {
         }
         self.find_silent(now, &mut todo);
         self.find_cut(now, &mut todo);
+        self.call_spares(now, &mut todo);
         self.go_on(now, &mut todo);
         todo
     }
@@ -292,12 +303,13 @@ impl Fleet {
         if let Phase::Elsewhere(address) = self.phase {
             return todo.push(Order::Elsewhere(vec![id], address));
         }
-        if self.members.contains_key(&id) {
+        if self.members.contains_key(&id) || self.spares.has(id) {
             return todo.push(Order::Refuse(id, "it has joined already".into()));
         }
         // One whose connection was lost may come anew before that is heard of.
         let before = self.members.iter().find(|(_, member)| member.node.standby == node.standby);
-        if let Some(before) = before.map(|(before, _)| *before) {
+        let before = before.map(|(before, _)| *before).or_else(|| self.spares.at(node.standby));
+        if let Some(before) = before {
             todo.push(Order::Drop(before));
             self.gone(now, before, "its agent came anew".into(), todo);
         }
@@ -305,12 +317,22 @@ impl Fleet {
         self.silent.retain(|silent| silent.standby != node.standby);
         let here: Vec<&Node> = self.members.values().map(|member| &member.node).collect();
         let clock_ms = self.began.1 + self.since_start(now).as_millis() as u64;
-        if let Err(reason) = admit::admit(&self.terms, &here, clock_ms, &node) {
+        if let Err(reason) = admit::admit(&self.terms, &here, self.spares.count(), clock_ms, &node) {
             // Those that wait for it would wait in vain.
             todo.push(Order::Warn(format!("{} was refused: {reason}", node.host)));
             return todo.push(Order::Refuse(id, reason));
         }
         todo.extend(admit::doubts(&self.terms, &node).map(Order::Warn));
+        let has_room = self.members.len() < self.terms.most as usize;
+        if has_room && (!node.spare || self.spares.count() >= self.terms.spares as usize) {
+            return self.take_in(now, id, node, todo);
+        }
+        todo.push(Order::Warn(format!("{} stands by, in case that a node is lost", node.host)));
+        self.spares.add(now, id, node);
+    }
+
+    /// A node that has come gets a place.
+    fn take_in(&mut self, now: Instant, id: NodeId, node: Node, todo: &mut Vec<Order>) {
         let host = node.host.clone();
         let (number, numbered, stage, seats) = (None, None, Stage::Ready, 0..0);
         let goes_on = self.goes_on();
@@ -326,6 +348,9 @@ impl Fleet {
     }
 
     fn said(&mut self, now: Instant, id: NodeId, said: FromAgent, todo: &mut Vec<Order>) {
+        if self.spares.has(id) {
+            return self.spares.said(now, id, &said, todo);
+        }
         let Some(member) = self.members.get_mut(&id) else {
             // One that was told where to go may have to ask again, where it finds nobody yet.
             if !matches!((&self.phase, &said), (Phase::Elsewhere(_), FromAgent::Beat)) {
@@ -436,7 +461,7 @@ impl Fleet {
                 self.members.remove(&id);
                 todo.push(Order::Farewell(id));
             }
-            (Phase::Running, Stage::Running) if self.goes_on() && self.staying() >= self.least() => {
+            (Phase::Running, Stage::Running) if self.goes_on() && self.staying_or_spare() >= self.least() => {
                 todo.push(Order::Release(self.generation, id));
             }
             (Phase::Running, Stage::Running) => self.stop(StopWhy::Left(host), None, todo),
@@ -465,9 +490,12 @@ impl Fleet {
     }
 
     fn gone(&mut self, now: Instant, id: NodeId, how: String, todo: &mut Vec<Order>) {
+        if self.spares.remove(id) {
+            return;
+        }
         let stays = |(other, member): (&NodeId, &Member)| *other != id && !member.leaves;
         let staying = self.members.iter().filter(|member| stays(*member)).count();
-        let goes_on = self.goes_on() && staying >= self.least();
+        let goes_on = self.goes_on() && staying + self.spares.count() >= self.least();
         let Some(member) = self.members.remove(&id) else { return };
         if member.stage == Stage::Running && goes_on {
             if !member.leaves {
@@ -524,7 +552,7 @@ impl Fleet {
         self.phase = Phase::Over;
         let (restarts, setbacks) = (self.restarts.count as u32, self.setbacks.clone());
         let end = End { why, restarts, setbacks };
-        todo.push(Order::End(self.members.keys().copied().collect(), end));
+        todo.push(Order::End(self.members.keys().copied().chain(self.spares.ids()).collect(), end));
     }
 
     /// How many nodes there are that don't leave.

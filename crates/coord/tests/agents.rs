@@ -16,7 +16,7 @@ fn soon() -> Deadline {
 }
 
 fn terms() -> Terms {
-    Terms { least: 1, most: 2, max_restarts: 1, program: "p".into(), arguments: Vec::new() }
+    Terms { least: 1, most: 2, spares: 0, max_restarts: 1, program: "p".into(), arguments: Vec::new() }
 }
 
 /// A coordinator that leads agents, and its secret.
@@ -48,6 +48,7 @@ fn join(coordinator: &Coordinator, secret: &Secret, host: &str) -> AgentLink {
         workers: 2,
         role: "default".into(),
         node_rank: None,
+        spare: false,
         terms: terms(),
         clock_ms: Some(0),
     };
@@ -214,6 +215,7 @@ fn who_is_no_agent_of_this_run_hears_why() {
         workers: 1,
         role: "default".into(),
         node_rank: None,
+        spare: false,
         terms: Terms { program: "q".into(), ..terms() },
         clock_ms: Some(0),
     };

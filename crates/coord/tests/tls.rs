@@ -61,7 +61,8 @@ fn workers_meet_speak_to_the_store_and_rejoin() {
 fn agents_and_the_coordinator_hear_each_other() {
     let nobody = |_, notice| panic!("the host was told {notice:?}");
     let coordinator = Coordinator::serve(any_port(), encrypted(), GENERATION, 0, nobody).unwrap();
-    let terms = Terms { least: 1, most: 1, max_restarts: 0, program: "p".into(), arguments: Vec::new() };
+    let terms =
+        Terms { least: 1, most: 1, spares: 0, max_restarts: 0, program: "p".into(), arguments: Vec::new() };
     coordinator.lead(Fleet::new(terms.clone(), Patience::default(), Instant::now(), 0)).unwrap();
     let link = AgentLink::dial(coordinator.address(), encrypted(), soon(), LIMIT).unwrap();
     let address = link.local_ip().unwrap().to_string();
@@ -76,6 +77,7 @@ fn agents_and_the_coordinator_hear_each_other() {
         workers: 1,
         role,
         node_rank: None,
+        spare: false,
         terms,
         clock_ms: Some(0),
     };

@@ -194,6 +194,8 @@ pub struct Node {
     pub role: String,
     /// The number that it was given among the nodes, if it was given one.
     pub node_rank: Option<u32>,
+    /// Whether others come first, as long as there are enough.
+    pub spare: bool,
     /// What it takes the run to be.
     pub terms: Terms,
     /// Its wall clock, in milliseconds since 1970; none where it doesn't matter how that goes.
@@ -208,6 +210,8 @@ pub struct Terms {
     pub least: u32,
     /// The largest.
     pub most: u32,
+    /// How many more may stand by, in case that one is lost.
+    pub spares: u32,
     /// How often the workers are started again after a failure.
     pub max_restarts: u32,
     /// The program, without the folder that it lies in.

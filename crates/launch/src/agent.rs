@@ -132,6 +132,7 @@ pub(crate) fn run(mut crew: Crew<'_>, nodes: &Nodes) -> Result<Outcome, LaunchEr
         workers: crew.spec.workers as u32,
         role: crew.spec.role.clone(),
         node_rank: nodes.node_rank,
+        spare: nodes.spare,
         terms: terms.clone(),
         clock_ms: None,
     };
@@ -192,8 +193,8 @@ pub(crate) fn run(mut crew: Crew<'_>, nodes: &Nodes) -> Result<Outcome, LaunchEr
 
 /// What this node takes the run to be.
 fn terms(spec: &LaunchSpec, nodes: &Nodes) -> Terms {
-    let Nodes { least, most, program, arguments, .. } = nodes.clone();
-    Terms { least, most, max_restarts: spec.max_restarts as u32, program, arguments }
+    let Nodes { least, most, spares, program, arguments, .. } = nodes.clone();
+    Terms { least, most, spares, max_restarts: spec.max_restarts as u32, program, arguments }
 }
 
 impl Agent<'_> {

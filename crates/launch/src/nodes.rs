@@ -10,12 +10,16 @@ pub struct Nodes {
     pub endpoint: (String, u16),
     /// The number of this node, where it is given one.
     pub node_rank: Option<u32>,
+    /// Whether it stands by as long as there are enough others.
+    pub spare: bool,
     /// Whether it hosts the coordinator, where that is said; else whoever listens at the endpoint first does.
     pub hosts: Option<bool>,
     /// The least number of nodes.
     pub least: u32,
     /// The largest.
     pub most: u32,
+    /// How many more may stand by, in case that one is lost.
+    pub spares: u32,
     /// How long what is waited for.
     pub patience: Patience,
     /// Where the secret is that all nodes share.
@@ -33,6 +37,6 @@ pub struct Nodes {
 impl Nodes {
     /// Whether the run is over for all of them once one is lost for good: none can be missed, and no others come.
     pub(crate) fn need_each_other(&self) -> bool {
-        self.least == self.most && self.patience.anew.is_some()
+        self.least == self.most && self.spares == 0 && self.patience.anew.is_some()
     }
 }

@@ -106,7 +106,8 @@ impl Default for LaunchSpec {
 impl LaunchSpec {
     /// Whether the run goes on when workers are lost, or with others that come, if they can.
     pub(crate) fn is_elastic(&self) -> bool {
-        self.max_restarts > 0 || self.nodes.as_ref().is_some_and(|nodes| nodes.least < nodes.most)
+        self.max_restarts > 0
+            || self.nodes.as_ref().is_some_and(|nodes| nodes.least < nodes.most || nodes.spares > 0)
     }
 }
 

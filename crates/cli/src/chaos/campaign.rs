@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 /// How long a paused worker stands still: less than what makes a silent one lost.
 const PAUSE: Duration = Duration::from_millis(300);
 
+/// How long a machine does: longer than what makes its node lost.
+const STANDSTILL: Duration = Duration::from_secs(4);
+
 /// So many steps at most are made once a worker was asked to end that heard of it.
 const HEEDED: u64 = 200;
 
@@ -193,6 +196,11 @@ fn put(site: &mut Site<'_>, setup: &Setup, act: Act) -> Result<Option<String>> {
                 return Ok(Some(format!("there are {most} nodes, as many as may be")));
             }
             site.add()?;
+        }
+        Act::Freeze { node } => {
+            let here = site.here();
+            let Some(node) = here.get(node % here.len().max(1)) else { return Ok(nobody()) };
+            site.freeze(*node, STANDSTILL)?;
         }
     }
     Ok(None)

@@ -39,6 +39,8 @@ pub(super) enum Act {
     Replace { node: usize },
     /// A node comes.
     AddNode,
+    /// An agent and its workers stand still, as on a machine that is moved, for longer than makes a node lost; then they go on.
+    Freeze { node: usize },
 }
 
 /// How many nodes a run of several has.
@@ -57,7 +59,7 @@ enum Where {
 }
 
 /// Names of the kinds, for the report, with where they can happen and how often they are drawn beside the others.
-const KINDS: [(&str, Where, u32); 17] = [
+const KINDS: [(&str, Where, u32); 18] = [
     ("a worker killed", Where::Anywhere, 40),
     ("two workers killed at once", Where::Anywhere, 8),
     ("all workers killed at once", Where::Anywhere, 4),
@@ -75,6 +77,7 @@ const KINDS: [(&str, Where, u32); 17] = [
     ("a node leaving and another coming", Where::OnNodes, 8),
     ("a node coming", Where::OnNodes, 14),
     ("the node of the coordinator killed", Where::OnNodes, 8),
+    ("a machine standing still", Where::Anywhere, 5),
 ];
 
 impl Act {
@@ -96,7 +99,8 @@ impl Act {
             13 => Act::CutNode { node: which },
             14 => Act::Replace { node: which },
             15 => Act::AddNode,
-            _ => Act::KillLeader,
+            16 => Act::KillLeader,
+            _ => Act::Freeze { node: which },
         }
     }
 
@@ -120,6 +124,7 @@ impl Act {
             Act::Replace { .. } => 14,
             Act::AddNode => 15,
             Act::KillLeader => 16,
+            Act::Freeze { .. } => 17,
         };
         KINDS[kind].0
     }
@@ -207,7 +212,7 @@ mod tests {
     #[test]
     fn a_seed_gives_one_plan_in_order_with_everything_in_it() {
         let of_nodes = Some(Nodes { least: 2, most: 4 });
-        for (nodes, kinds, kills) in [(None, 12, 140..220), (of_nodes, 16, 90..170)] {
+        for (nodes, kinds, kills) in [(None, 13, 140..220), (of_nodes, 17, 90..170)] {
             let faults = plan(7, 400, nodes, 10_000);
             assert_eq!(faults, plan(7, 400, nodes, 10_000));
             assert_ne!(faults, plan(8, 400, nodes, 10_000));

@@ -60,6 +60,8 @@ pub(super) struct Site<'a> {
     coming: BTreeSet<usize>,
     /// Those that something was done to which ends them.
     hurt: BTreeMap<usize, Hurt>,
+    /// Those that have stood still, which the others may have gone on without, and be done by the time they wake.
+    stood: BTreeSet<usize>,
     /// How the others ended, and what they said.
     ends: Vec<(usize, ExitStatus, String)>,
     sender: SyncSender<(usize, Heard)>,
@@ -91,6 +93,7 @@ impl Site<'_> {
             next: 0,
             coming: BTreeSet::new(),
             hurt: BTreeMap::new(),
+            stood: BTreeSet::new(),
             ends: Vec::new(),
             sender,
             news,
@@ -203,6 +206,7 @@ impl Site<'_> {
                 bail!("node {node} was asked to leave and ended with {status}:\n{said}");
             }
             Some(_) => {}
+            None if self.stood.contains(&node) && self.is_over()? => {}
             None => self.ends.push((node, status, said)),
         }
         self.keep_enough()
@@ -271,6 +275,22 @@ impl Site<'_> {
         self.lose(node);
         // One that has ended is beyond it.
         let _ = self.agent(node).map(|agent| kill(agent, Signal::SIGKILL));
+    }
+
+    /// Has an agent and its workers stand still for this long.
+    pub(super) fn freeze(&mut self, node: usize, how_long: Duration) -> Result<()> {
+        let Some(agent) = self.agents.get(&node) else { return Ok(()) };
+        let stopped: Vec<Pid> = [agent.pid()].into_iter().chain(agent.workers().into_values()).collect();
+        // One that has ended is beyond it.
+        let send = |pids: &[Pid], signal| pids.iter().for_each(|pid| _ = kill(*pid, signal));
+        send(&stopped, Signal::SIGSTOP);
+        self.stood.insert(node);
+        let until = Instant::now() + how_long;
+        while let Some(left) = until.checked_duration_since(Instant::now()) {
+            self.hear(left)?;
+        }
+        send(&stopped, Signal::SIGCONT);
+        Ok(())
     }
 
     /// Asks a node to leave and has another come: first that where too few would be left.

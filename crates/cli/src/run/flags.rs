@@ -17,6 +17,13 @@ pub(crate) struct RunArgs {
     /// [default: 1; in a step of Slurm of one task a node, its nodes].
     #[arg(long, value_name = "N")]
     pub(crate) nnodes: Option<String>,
+    /// So many machines more may come and stand by: one of them takes the place of one that is lost. The same on all nodes. In a step
+    /// of Slurm and with --hosts the last ones stand by, else those that come last, or were told to.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) spares: u32,
+    /// This machine is one of those that stand by, as long as others come in time.
+    #[arg(long)]
+    pub(crate) stand_by: bool,
     /// Which node this is, from 0 on, where it matters; 0 hosts the coordinator then [default: as they come].
     #[arg(long, value_name = "I")]
     pub(crate) node_rank: Option<u32>,

@@ -112,12 +112,21 @@ fn has_prefix(args: &RunArgs) -> bool {
 
 /// The least hosts that the run goes on with.
 fn least(args: &RunArgs, hosts: usize) -> Result<usize, WrongUsage> {
-    let Some(text) = &args.nnodes else { return Ok(hosts) };
+    let spares = args.spares as usize;
+    if spares >= hosts {
+        let needs = spares + 1;
+        return Err(WrongUsage(format!(
+            "--spares {spares}: --hosts names {hosts} machines, not {needs} or more"
+        )));
+    }
+    let Some(text) = &args.nnodes else { return Ok(hosts - spares) };
     let (least, most) = nodes(text)?;
-    match most == hosts {
+    let here = hosts - spares;
+    let beside = if spares > 0 { format!(", of which {spares} stand by") } else { String::new() };
+    match most == here {
         true => Ok(least),
         false => Err(WrongUsage(format!(
-            "--nnodes {text}: --hosts names {hosts} machines\nhint: leave it out, or say how few are enough: --nnodes 1:{hosts}"
+            "--nnodes {text}: --hosts names {hosts} machines{beside}\nhint: leave it out, or say how few are enough: --nnodes 1:{here}"
         ))),
     }
 }
@@ -397,14 +406,16 @@ impl Site {
         let addresses: Vec<Option<String>> = (0..looked.len()).map(usable).collect();
         for (number, (host, own)) in self.hosts.iter().zip(addresses).enumerate() {
             let mut args = args.clone();
-            args.nnodes = Some(match least == looked.len() {
+            let most = looked.len() - args.spares as usize;
+            args.nnodes = Some(match least == most {
                 true => least.to_string(),
-                false => format!("{least}:{}", looked.len()),
+                false => format!("{least}:{most}"),
             });
-            args.node_rank = (least == looked.len()).then_some(number as u32);
+            args.node_rank = (least == most && number < most).then_some(number as u32);
             args.nproc_per_node = host.workers.clone().unwrap_or(args.nproc_per_node);
             args.rdzv_id = Some(job.run_id.clone());
             args.rdzv_endpoint = Some(meet.clone());
+            args.stand_by = number >= most;
             args.rdzv_conf.get_or_insert_with(|| JOIN.into());
             args.rdzv_backend = None;
             args.local_addr = own;

@@ -38,13 +38,20 @@ pub(super) fn meeting(args: &RunArgs, typed: &[OsString]) -> Result<(Meeting, Op
         Some(text) => Some(endpoint(text)?),
         None => None,
     };
-    if most == 1 {
+    if args.stand_by && args.spares == 0 {
+        return refuse("--stand-by: say on all machines how many do, as in --spares 1".into());
+    }
+    if args.stand_by && node_rank.is_some() {
+        return refuse("--stand-by: a machine that stands by has no number: leave --node-rank out".into());
+    }
+    if most == 1 && args.spares == 0 {
         let at_endpoint = endpoint.filter(|_| backend == "static" && !args.standalone);
         let (host, port) = at_endpoint.unwrap_or((LOCALHOST.into(), None));
         return Ok(((args.master_addr.clone().unwrap_or(host), args.master_port.or(port)), None));
     }
     if args.standalone {
-        return refuse(format!("--standalone: is for one machine, and --nnodes is {nnodes}"));
+        let beside = if args.spares > 0 { format!(" and --spares {}", args.spares) } else { String::new() };
+        return refuse(format!("--standalone: is for one machine, and --nnodes is {nnodes}{beside}"));
     }
     if backend.starts_with("etcd") {
         let instead = "several machines meet at the first one: use c10d with --rdzv-endpoint";
@@ -66,9 +73,11 @@ pub(super) fn meeting(args: &RunArgs, typed: &[OsString]) -> Result<(Meeting, Op
     let several = Nodes {
         endpoint,
         node_rank,
-        hosts: hosts(&conf)?.or(node_rank.map(|rank| rank == 0)),
+        spare: args.stand_by,
+        hosts: hosts(&conf)?.or(node_rank.map(|rank| rank == 0)).or(args.stand_by.then_some(false)),
         least: least as u32,
         most: most as u32,
+        spares: args.spares,
         patience: patience(&conf)?,
         secret: args.secret_file.clone().map_or_else(kept, SecretSource::File),
         address: args.local_addr.clone(),

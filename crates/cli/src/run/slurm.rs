@@ -40,27 +40,33 @@ pub(super) fn placed(args: &RunArgs, get: impl Fn(&str) -> Option<String>) -> Re
             }
             if most > 1 {
                 // Of MIN:MAX nodes the job has got one, and no other can come into its step.
-                args.nnodes = None;
+                (args.nnodes, args.spares) = (None, 0);
             }
+        }
+        if is_alone && args.spares > 0 {
+            return Err(WrongUsage(too_many_spares(args.spares as usize, 1)));
         }
         return Ok(args);
     };
+    let spares = args.spares as usize;
     let (least, most) = match &args.nnodes {
         Some(text) => nodes(text)?,
-        None => (place.nodes, place.nodes),
+        None if spares >= place.nodes => return Err(WrongUsage(too_many_spares(spares, place.nodes))),
+        None => (place.nodes - spares, place.nodes - spares),
     };
-    if place.nodes < least || (least == most && place.nodes != most) {
+    if place.nodes < least || (least == most && !(most..=most + spares).contains(&place.nodes)) {
         return Err(WrongUsage(unlike(&args.nnodes.unwrap_or_default(), least, place.nodes)));
     }
-    if least == most && args.node_rank.is_none() {
+    if least == most && place.node < most && args.node_rank.is_none() {
         args.node_rank = Some(place.node as u32);
     }
+    args.stand_by |= place.node >= most && spares > 0;
     if least != most && place.node != 0 {
         // Nodes that come and go have no numbers, and meet at the first all the same.
         let typed = args.rdzv_conf.into_iter();
         args.rdzv_conf = Some(typed.chain(["is_host=false".to_owned()]).collect::<Vec<String>>().join(","));
     }
-    args.nnodes.get_or_insert_with(|| place.nodes.to_string());
+    args.nnodes.get_or_insert_with(|| most.to_string());
     args.rdzv_id.get_or_insert_with(|| place.run_id.clone());
     args.rdzv_endpoint = Some(format!("{}:{}", address(&place.first_node), port_of(&place.run_id)));
     Ok(args)
@@ -80,9 +86,18 @@ fn place(get: &impl Fn(&str) -> Option<String>) -> Result<Option<AgentPlace>, Wr
     AgentPlace::from_variables(get).map_err(|error| WrongUsage(error.to_string()))
 }
 
+/// What to say where none would be left beside those that stand by.
+fn too_many_spares(spares: usize, step: usize) -> String {
+    format!("--spares {spares}: this step of Slurm has {}, and needs {}", counted(step), spares + 1)
+}
+
+fn counted(nodes: usize) -> String {
+    if nodes == 1 { "1 node".into() } else { format!("{nodes} nodes") }
+}
+
 /// What to say of a number of nodes that isn't the step's.
 fn unlike(typed: &str, least: usize, step: usize) -> String {
-    let has = if step == 1 { "1 node".into() } else { format!("{step} nodes") };
+    let has = counted(step);
     let hint = format!("leave it out, or ask for as many: srun -N{least} --ntasks-per-node=1 ...");
     format!("--nnodes {typed}: this step of Slurm has {has}; {hint}")
 }
@@ -177,6 +192,20 @@ mod tests {
         check(&["--nnodes", "1:4"], Some("is_host=false"));
         check(&["--nnodes", "1:4", "--rdzv-conf", "join_timeout=5"], Some("join_timeout=5,is_host=false"));
         check(&["--nnodes", "2"], None);
+    }
+
+    #[test]
+    fn the_last_nodes_of_a_step_stand_by() {
+        let args = |flags: &[&str]| placed(&typed(flags), step("2"));
+        // Node 1 of two.
+        let spare = args(&["--spares", "1"]).unwrap();
+        assert_eq!((spare.nnodes.as_deref(), spare.node_rank, spare.stand_by), (Some("1"), None, true));
+        let refused = |flags: &[&str]| args(flags).err().map(|WrongUsage(why)| why).unwrap_or_default();
+        assert_eq!(refused(&["--spares", "2"]), "--spares 2: this step of Slurm has 2 nodes, and needs 3");
+        // Fewer than may stand by do.
+        let last = args(&["--nnodes", "2", "--spares", "1"]).unwrap();
+        assert_eq!((last.node_rank, last.stand_by), (Some(1), false));
+        assert!(refused(&["--nnodes", "3", "--spares", "1"]).contains("--nnodes 3: this step"));
     }
 
     #[test]

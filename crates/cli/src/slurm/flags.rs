@@ -66,6 +66,9 @@ pub(crate) struct SubmitArgs {
     /// Take from MIN to MAX nodes, and go on when some are lost.
     #[arg(long, value_name = "MIN:MAX", conflicts_with = "nodes")]
     pub(crate) elastic: Option<String>,
+    /// Take so many nodes more, which stand by: one of them takes the place of one that is lost.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) spares: u32,
     /// Many jobs that are alike, by number, as in 0-15 or 1-9%3; a recipe is trained with the number as its seed unless --seed is
     /// given.
     #[arg(long, value_name = "NUMBERS")]

@@ -147,6 +147,7 @@ fn submission(args: &SubmitArgs) -> Result<Submission> {
     let out = args.out.clone();
     Ok(Submission {
         nodes,
+        spares: args.spares,
         workers,
         gpus: args.gpus_per_node,
         cores: args.cpus_per_node,

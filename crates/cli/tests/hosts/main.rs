@@ -347,6 +347,30 @@ fn a_run_that_may_lose_a_host_goes_on_without_it() {
 }
 
 #[test]
+fn the_last_host_takes_the_place_of_one_that_is_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let ssh = stand_in(folder.path(), "exec sh -c \"$last\"");
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    // Those that are started after the first two are at their end.
+    let script = format!("echo $RANK of $WORLD_SIZE >> ranks; [ $(wc -l < ranks) -gt 2 ] && exit 0\n{WAITS}");
+    let mut command = run(folder.path(), &ssh, "a:1,b:1,c:1");
+    // Should the last one come after the loss, that costs a restart.
+    command.args(["--spares", "1", "--max-restarts", "1", "--rdzv-endpoint", &free.to_string()]);
+    let running = start(command.args(["--", "sh", "-c", &script]));
+    let workers = pids(folder.path(), 2);
+    let sessions = children(running.id(), "phalanx");
+    assert_eq!(sessions.len(), 3, "the script is the agent by now");
+    kill(Pid::from_raw(sessions[1]), Signal::SIGKILL).unwrap();
+    let out = end(running);
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    are_gone(&workers);
+    let ranks = fs::read_to_string(folder.path().join("ranks")).unwrap();
+    let mut ranks: Vec<&str> = ranks.lines().collect();
+    ranks.sort_unstable();
+    assert_eq!(ranks, ["0 of 2", "0 of 2", "1 of 2", "1 of 2"]);
+}
+
+#[test]
 fn hosts_that_make_no_sense_are_wrong_usage() {
     let folder = tempfile::tempdir().unwrap();
     let check = |flags: &[&str], want: &str| {
@@ -359,6 +383,8 @@ fn hosts_that_make_no_sense_are_wrong_usage() {
     check(&["--hosts", "-oProxyCommand=touch x"], "");
     check(&["--hosts=-oProxyCommand=touch"], "is no name of a host");
     check(&["--hosts", "a,b", "--nnodes", "3"], "--hosts names 2 machines");
+    check(&["--hosts", "a,b", "--spares", "2"], "--spares 2: --hosts names 2 machines, not 3");
+    check(&["--hosts", "a,b,c", "--spares", "1", "--nnodes", "3"], "names 3 machines, of which 1 stand by");
     check(&["--hosts", "a,b", "--node-rank", "0"], "cannot be used with");
     check(&["--ssh", "ssh"], "--hosts");
     check(&["--hosts", "a", "--ssh", "'open"], "must be a command");

@@ -97,6 +97,31 @@ fn the_coordinators_node_is_lost_under_tls_and_the_run_goes_on() {
     run.has_the_bits_of_an_undisturbed_one(&[]);
 }
 
+/// A run of a fixed number of nodes has as many all the time.
+#[test]
+fn nodes_that_stand_by_take_the_places_of_those_that_are_lost_and_the_result_has_the_same_bits() {
+    let mut run = Training::new(&["--nnodes", "2", "--spares", "2", "--max-restarts", "3"], "--epochs 60");
+    let first = run.node("a");
+    first.waits_for_others();
+    let second = run.node("b");
+    run.until(|event| event["event"] == "step");
+    let [third, fourth] = ["c", "d"].map(|name| {
+        let spare = run.node(name);
+        spare.says(" stands by, in case that a node is lost");
+        spare
+    });
+    second.signal("-9");
+    run.until_members(2);
+    // The next leads the run, which is the one that stood by, and the other that did finds it.
+    first.signal("-9");
+    run.until(|event| event["event"] == "step" && event["world_size"] == 2);
+    third.says("this node leads the run on");
+    fourth.says("another node leads the run on");
+    let [said, _] = run.ends_well([third, fourth]);
+    assert!(said.contains(" comes in for a node that is missing") && !said.contains("waiting"), "{said}");
+    run.has_the_bits_of_an_undisturbed_one(&[]);
+}
+
 /// Its worker, which tells of the run, stands still as well, and keeps the run directory: longer than what is killed may take to end.
 #[test]
 fn what_happens_is_told_on_though_the_node_that_told_it_hangs() {

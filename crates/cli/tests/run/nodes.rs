@@ -703,7 +703,29 @@ fn one_node_too_many_is_refused_and_two_of_one_number_too() {
     assert_eq!([a.line(), b.line()], ["here", "here"]);
     let (code, _, said) = site.start("c", &[], "echo here; exec sleep 60").end();
     assert_eq!(code, 1, "{said}");
-    assert!(said.contains("all 2 nodes of this run are there"), "{said}");
+    assert!(said.contains("this run has its 2 nodes: "), "{said}");
+}
+
+#[test]
+fn a_node_that_stands_by_leaves_when_it_is_asked_and_ends_with_the_run() {
+    let site = Site::new(&["--nnodes", "1", "--spares", "2"]);
+    let start = |name: &str| {
+        site.start(name, &[], "echo here; while [ ! -e $SITE/over ]; do sleep 0.05; done; exit 3")
+    };
+    let mut a = start("a");
+    assert_eq!(a.line(), "here");
+    let spares = ["b", "c"].map(start);
+    spares.iter().for_each(|spare| spare.says(" stands by, in case that a node is lost"));
+    let (code, _, said) = start("d").end();
+    assert!(code == 1 && said.contains("this run has its node: "), "{code}: {said}");
+    let [b, c] = spares;
+    b.signal("-TERM");
+    assert_eq!(b.end().0, 143);
+    fs::write(site.folder.path().join("over"), "").unwrap();
+    for agent in [a, c] {
+        let (code, _, said) = agent.end();
+        assert!(code == 1 && said.contains("exited with code 3"), "{code}: {said}");
+    }
 }
 
 #[test]

@@ -157,6 +157,26 @@ fn an_elastic_job_goes_on_without_a_node_that_is_lost() {
     job.goes_on(asked);
 }
 
+#[test]
+fn a_job_of_a_fixed_size_goes_on_with_a_node_that_stood_by() {
+    let Some(cluster) = Cluster::start(3) else { return };
+    let job = Submitted::new(&cluster, &["--nodes", "2", "--spares", "1"], &[]);
+    job.begins();
+    job.until("no node stands by", |job| job.output().contains(" stands by, in case that a node is lost"));
+    job.signal_node("n2", Signal::SIGKILL);
+    let lost = job.last();
+    job.until("the run doesn't go on with as many nodes as before", |job| {
+        let events = job.events();
+        let last = events.lines().rfind(|line| line.contains("\"members\""));
+        last.is_some_and(|line| line.contains("\"world_size\":2,")) && job.last() > lost + 20
+    });
+    // In place, without a new start.
+    assert!(!job.events().contains("\"resume\""), "{}", job.output());
+    cluster.run("scancel", &["--signal=USR1", cluster.run("squeue", &["-h", "-o", "%A"]).trim()]);
+    let asked = job.last();
+    job.goes_on(asked);
+}
+
 /// Not that of the first node: the other of two couldn't know that the run isn't led on from there.
 #[test]
 fn an_elastic_job_ends_without_an_agent_that_hangs_for_good() {

@@ -2,8 +2,15 @@
 
 use phalanx_job::{Node, Terms, why_too_far_apart};
 
-/// Takes the newcomer into a run whose nodes are `here`, or says why not; `clock_ms` is what the wall clock here shows.
-pub(super) fn admit(terms: &Terms, here: &[&Node], clock_ms: u64, newcomer: &Node) -> Result<(), String> {
+/// Takes the newcomer into a run whose nodes are `here`, beside so many that stand by, or says why not; `clock_ms` is what the wall
+/// clock here shows.
+pub(super) fn admit(
+    terms: &Terms,
+    here: &[&Node],
+    spares: usize,
+    clock_ms: u64,
+    newcomer: &Node,
+) -> Result<(), String> {
     let theirs = &newcomer.terms;
     let another = "hint: another run with another --rdzv-id may use the same endpoint";
     if theirs.program != terms.program {
@@ -13,6 +20,7 @@ pub(super) fn admit(terms: &Terms, here: &[&Node], clock_ms: u64, newcomer: &Nod
     let nodes = |terms: &Terms| format!("{}:{}", terms.least, terms.most);
     for (flag, ours, theirs) in [
         ("--nnodes", nodes(terms), nodes(theirs)),
+        ("--spares", terms.spares.to_string(), theirs.spares.to_string()),
         ("--max-restarts", terms.max_restarts.to_string(), theirs.max_restarts.to_string()),
     ] {
         if ours != theirs {
@@ -30,10 +38,13 @@ pub(super) fn admit(terms: &Terms, here: &[&Node], clock_ms: u64, newcomer: &Nod
             return Err(format!("--node-rank {rank} is taken, by {}", other.host));
         }
     }
-    if here.len() >= terms.most as usize {
+    if here.len() >= terms.most as usize && spares >= terms.spares as usize {
         let hosts: Vec<&str> = here.iter().map(|node| node.host.as_str()).collect();
-        let (most, hosts) = (terms.most, hosts.join(", "));
-        return Err(format!("all {most} nodes of this run are there: {hosts}\n{another}"));
+        let its = if terms.most == 1 { "node".into() } else { format!("{} nodes", terms.most) };
+        let hosts = hosts.join(", ");
+        let beside = if spares > 0 { format!(", and {spares} that stand by") } else { String::new() };
+        let stands_by = "with --spares, on all nodes, more than that stand by in case that one is lost";
+        return Err(format!("this run has its {its}: {hosts}{beside}\n{another}; {stands_by}"));
     }
     let apart = newcomer.clock_ms.and_then(|theirs| why_too_far_apart(&newcomer.host, theirs, clock_ms));
     apart.map_or(Ok(()), Err)

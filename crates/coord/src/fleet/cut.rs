@@ -16,6 +16,7 @@ impl Fleet {
             self.count_silent(now, id);
             self.gone(now, id, format!("gave no sign of life for {:.1} s", silence.as_secs_f64()), todo);
         }
+        self.spares.drop_silent(now, silence, todo);
     }
 
     /// This node may be alive elsewhere.
@@ -85,8 +86,9 @@ impl Fleet {
 
     /// Tells all nodes, which have no workers, where the run is led from.
     pub(super) fn send_elsewhere(&mut self, address: SocketAddr, term: u32, todo: &mut Vec<Order>) {
-        todo.push(Order::Elsewhere(self.members.keys().copied().collect(), address));
+        todo.push(Order::Elsewhere(self.members.keys().copied().chain(self.spares.ids()).collect(), address));
         self.members.clear();
+        self.spares.clear();
         (self.phase, self.term) = (Phase::Elsewhere(address), term);
     }
 

@@ -38,6 +38,7 @@ impl Fleet {
             }
             _ => {}
         }
+        self.call_spares(now, todo);
         let is_enough = self.members.len() >= self.least();
         let cause = match (stopping.lost.into_iter().next(), stopping.why) {
             (Some(_), _) if is_enough => None,

@@ -21,6 +21,7 @@ fn terms(least: u32, most: u32, max_restarts: u32) -> Terms {
     Terms {
         least,
         most,
+        spares: 0,
         max_restarts,
         program: "train.py".into(),
         arguments: vec!["--lr".into(), "1".into()],
@@ -38,6 +39,7 @@ fn node(host: &str, workers: u32, terms: &Terms) -> Node {
         workers,
         role: "default".into(),
         node_rank: None,
+        spare: false,
         terms: terms.clone(),
         clock_ms: Some(0),
     }
@@ -69,7 +71,11 @@ struct Play {
 
 impl Play {
     fn new(least: u32, most: u32, max_restarts: u32) -> Play {
-        let (terms, start) = (terms(least, most, max_restarts), Instant::now());
+        Play::with_spares(least, most, 0, max_restarts)
+    }
+
+    fn with_spares(least: u32, most: u32, spares: u32, max_restarts: u32) -> Play {
+        let (terms, start) = (Terms { spares, ..terms(least, most, max_restarts) }, Instant::now());
         let fleet = Fleet::new(terms.clone(), PATIENCE, start, 0);
         Play { fleet, start, now: Duration::ZERO, terms, beating: Vec::new() }
     }
@@ -616,7 +622,7 @@ fn who_does_not_fit_is_refused_at_once() {
     check(&[], Node { clock_ms: Some(3_600_000), ..fits() }, &far);
     check(&[], Node { node_rank: Some(2), ..fits() }, &["--node-rank 2: must be below --nnodes, which is 2"]);
     check(&[1], Node { node_rank: Some(1), ..fits() }, &["--node-rank 1 is taken, by n1"]);
-    check(&[0, 1], fits(), &["all 2 nodes", "n0, n1"]);
+    check(&[0, 1], fits(), &["this run has its 2 nodes", "n0, n1"]);
 }
 
 #[test]
@@ -668,6 +674,94 @@ fn who_leads_is_the_first_of_those_that_are_new() {
     assert_eq!(begun(&play.pass(LAST_CALL), 0), [(1, 0, 0)]);
     play.come_as(2, leads(&play));
     assert_eq!(begun(&play.ended(1, 0, None), 1), [(1, 0, 0), (2, 1, 2)]);
+}
+
+#[test]
+fn a_node_that_stands_by_takes_the_place_of_one_that_is_lost() {
+    let warned = |orders: &[Order]| -> Vec<String> {
+        orders
+            .iter()
+            .filter_map(|order| if let Order::Warn(words) = order { Some(words.clone()) } else { None })
+            .collect()
+    };
+    // Where all begin again.
+    let mut play = Play::with_spares(2, 2, 2, 0);
+    (1..=2).for_each(|id| drop(play.come(id, 1)));
+    assert_eq!(warned(&play.come(3, 1)), ["n3 stands by, in case that a node is lost"]);
+    play.come(4, 1);
+    let reason = play.come(5, 1);
+    assert!(refused(&reason).contains("n1, n2, and 2 that stand by\nhint: "), "{reason:?}");
+    assert_eq!(stopped(&play.gone(1)).0, [2]);
+    // It is no failure, and nobody waits.
+    let orders = play.ended(2, 0, None);
+    assert_eq!(warned(&orders), ["n3 comes in for a node that is missing"]);
+    assert_eq!(begun(&orders, 1), [(3, 0, 0), (2, 1, 1)]);
+    // Those that stand by go as they like, by their end, their silence, or a signal.
+    assert_eq!(play.said(4, FromAgent::Quit { signal: 15 }), [Order::Farewell(NodeId(4))]);
+    play.gone(4);
+    play.come(6, 1);
+    assert_eq!(play.gone(6), []);
+    play.come(7, 1);
+    play.beating.retain(|id| id.0 != 7);
+    assert_eq!(play.pass(SILENCE), [Order::Drop(NodeId(7))]);
+    // They hear of the end.
+    play.come(8, 1);
+    play.ended(2, 1, None);
+    let orders = play.ended(3, 1, None);
+    assert!(
+        matches!(&orders[..], [Order::End(nodes, _)] if *nodes == [NodeId(2), NodeId(3), NodeId(8)]),
+        "{orders:?}"
+    );
+}
+
+#[test]
+fn those_that_are_to_stand_by_come_after_the_others() {
+    let spare = |play: &Play, host: &str| Node { spare: true, ..node(host, 1, &play.terms) };
+    let mut play = Play::with_spares(2, 2, 1, 0);
+    play.come(1, 1);
+    play.come_as(2, spare(&play, "n2"));
+    assert_eq!(begun(&play.come(3, 1), 0), [(1, 0, 0), (3, 1, 1)]);
+    // Where others don't come in time these take part.
+    let mut play = Play::with_spares(2, 2, 1, 0);
+    play.come_as(1, spare(&play, "n1"));
+    play.come(2, 1);
+    assert!(play.fleet.wake_at().is_some_and(|at| at <= play.at() + PATIENCE.last_call));
+    assert_eq!(begun(&play.pass(LAST_CALL), 0), [(1, 0, 0), (2, 1, 1)]);
+    // So do those for which there is no other place.
+    let mut play = Play::with_spares(2, 2, 1, 0);
+    play.come_as(1, spare(&play, "n1"));
+    play.come_as(2, spare(&play, "n2"));
+    assert_eq!(begun(&play.come(3, 1), 0), [(2, 0, 0), (3, 1, 1)]);
+}
+
+#[test]
+fn the_others_go_on_in_place_with_a_node_that_stood_by() {
+    let mut play = Play::with_spares(2, 2, 1, 0);
+    (1..=3).for_each(|id| drop(play.come(id, 1)));
+    play.heed(Event::InPlace(Generation(0), true));
+    // There are as many as there have to be at every moment.
+    let orders = play.gone(1);
+    let [
+        Order::Warn(lost),
+        Order::DoWithout(_, seats),
+        Order::Warn(comes),
+        Order::Enlarge(_, NodeId(3), seat),
+    ] = &orders[..]
+    else {
+        panic!("{orders:?}")
+    };
+    assert!(lost.ends_with("; the others go on") && comes.starts_with("n3 comes in"), "{lost} {comes}");
+    assert_eq!((seats.clone(), seat.node, seat.first_rank, seat.nodes), (0..1, 0, 2, 2));
+    // One that comes anew has lost its place, and stands by.
+    let anew = node("n1", 1, &play.terms);
+    assert!(matches!(&play.come_as(4, anew)[..], [Order::Warn(words)] if words.starts_with("n1 stands by")));
+    // One that leaves is replaced as well, as soon as its workers have ended.
+    assert_eq!(play.said(2, FromAgent::Leave { signal: 15 }), [Order::Release(Generation(0), NodeId(2))]);
+    let orders = play.ended(2, 0, None);
+    let is_taken_in = |order: &Order| matches!(order, Order::Enlarge(_, NodeId(4), seat) if seat.node == 1);
+    assert!(orders.iter().any(is_taken_in), "{orders:?}");
+    // With none that stands by the run can't be done without another.
+    assert_eq!(stopped(&play.gone(4)).0, [3]);
 }
 
 #[test]

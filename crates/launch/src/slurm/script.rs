@@ -34,6 +34,8 @@ pub struct Submission {
     pub name: String,
     /// The least and the most nodes; more than the least only where the run can do with fewer.
     pub nodes: (u32, u32),
+    /// How many more stand by, in case that one is lost.
+    pub spares: u32,
     /// Workers of each node: a number, or a word of `phalanx run`.
     pub workers: String,
     /// GPUs of each node.
@@ -59,9 +61,14 @@ pub struct Submission {
 }
 
 impl Submission {
-    /// Whether the run goes on with fewer nodes.
+    /// Whether nodes may come and go.
     fn is_elastic(&self) -> bool {
         self.nodes.0 < self.nodes.1
+    }
+
+    /// Whether the run goes on when a node is lost.
+    fn survives(&self) -> bool {
+        self.is_elastic() || self.spares > 0
     }
 
     /// The run directory of the job of this number, by which Slurm also writes those of an array: `7_3`, or `7_%a` for whichever.
@@ -118,7 +125,7 @@ pub fn script(job: &Submission) -> String {
         "# Nodes find each other by what Slurm tells each task: no addresses, ports or ranks are needed here.",
     );
     line("rm -f \"$out/exit-code\"");
-    if job.is_elastic() {
+    if job.survives() {
         line(&format!(
             "# An agent that hangs for good would hold the nodes: {LEFT_BEHIND} s after the run the step is over."
         ));
@@ -128,7 +135,7 @@ pub fn script(job: &Submission) -> String {
     }
     srun(job).iter().for_each(|part| line(part));
     line("code=$?");
-    if job.is_elastic() {
+    if job.survives() {
         line("{ kill $! && wait $!; } 2> /dev/null");
     }
     line("# An agent that was lost on the way has its part in that code, and none in how the run ended.");
@@ -165,7 +172,7 @@ pub fn script(job: &Submission) -> String {
 
 /// What stands behind `#SBATCH`.
 fn directives(job: &Submission) -> Vec<String> {
-    let (least, most) = job.nodes;
+    let (least, most) = (job.nodes.0, job.nodes.1 + job.spares);
     let mut all = vec![format!("--job-name={}", job.name)];
     all.push(if job.is_elastic() { format!("--nodes={least}-{most}") } else { format!("--nodes={most}") });
     // Beside it Slurm counts the tasks of the fewest nodes, and gives no more nodes than these need.
@@ -182,7 +189,7 @@ fn directives(job: &Submission) -> Vec<String> {
     all.push("--open-mode=append".into());
     all.push(format!("--output={}", if job.array.is_some() { "%x-%A_%a.out" } else { "%x-%j.out" }));
     // A node that is lost would take the whole job with it.
-    all.extend(job.is_elastic().then(|| "--no-kill".to_owned()));
+    all.extend(job.survives().then(|| "--no-kill".to_owned()));
     all.extend(job.options.iter().map(|option| whole(option)));
     all
 }
@@ -209,12 +216,15 @@ fn srun(job: &Submission) -> Vec<String> {
     });
     // Agents end together; who is left behind by all others isn't waited for. Where nodes come and go some end before, and the script
     // watches for the end of the run instead.
-    step.push_str(if job.is_elastic() {
+    step.push_str(if job.survives() {
         " --no-kill --kill-on-bad-exit=0"
     } else {
         " --kill-on-bad-exit=0 --wait=60"
     });
-    let nodes = if job.is_elastic() { format!(" --nnodes={least}:{most}") } else { String::new() };
+    let mut nodes = if job.is_elastic() { format!(" --nnodes={least}:{most}") } else { String::new() };
+    if job.spares > 0 {
+        nodes.push_str(&format!(" --spares={}", job.spares));
+    }
     let phalanx = quoted(&job.phalanx);
     let agent = format!(
         "{phalanx} run{nodes} --nproc-per-node={} --max-restarts={} --out=\"$out\" --exit-code-to=\"$out/exit-code\" --",
@@ -255,6 +265,7 @@ mod tests {
         Submission {
             name: "mnist".into(),
             nodes: (2, 2),
+            spares: 0,
             workers: "8".into(),
             gpus: 8,
             cores: None,
@@ -350,6 +361,14 @@ exit $code
         ["--gpus-per-node", "--signal", "--wait", "--exclusive", "#SBATCH --ntasks-per-node"]
             .iter()
             .for_each(|part| assert!(!text.contains(part), "{part} is in:\n{text}"));
+        let text = script(&Submission { spares: 1, ..job() });
+        let parts = [
+            "#SBATCH --nodes=3\n#SBATCH --ntasks-per-node=1\n",
+            "#SBATCH --no-kill\n",
+            "run --spares=1 --nproc-per-node=8",
+        ];
+        parts.iter().for_each(|part| assert!(text.contains(part), "{part} is missing:\n{text}"));
+        assert!(text.contains(" --no-kill --kill-on-bad-exit=0 \\\n") && text.contains("$job.0"), "{text}");
         let program = Submission { work: Work::Program(vec!["./train".into(), "a b".into()]), ..job() };
         let text = script(&program);
         assert!(text.contains("--exit-code-to=\"$out/exit-code\" -- \\\n    ./train 'a b'\n"), "{text}");
@@ -374,6 +393,7 @@ exit $code
             job(),
             program,
             Submission { nodes: (1, 3), cores: Some(4), array: Some("1-3".into()), ..job() },
+            Submission { spares: 2, ..job() },
         ];
         for job in several {
             let text = script(&job);

@@ -197,6 +197,7 @@ fn as_job(sort: &Sort<'_>, jobs: &Jobs, out: &Path, args: &[String], workers: us
     let job = Submission {
         name: format!("scaling-{workers}"),
         nodes: (nodes, nodes),
+        spares: 0,
         workers: each.to_string(),
         gpus: if jobs.gpus { u32::try_from(each)? } else { 0 },
         cores: Some(jobs.cores_per_worker * u32::try_from(each)?),

@@ -184,7 +184,9 @@ impl World {
                 self.next_id += 1;
                 self.ids.insert(node, self.next_id);
                 self.here.push(self.next_id);
-                self.play.come(self.next_id, 1 + node as u32 % 3)
+                let newcomer =
+                    super::node(&format!("n{}", self.next_id), 1 + node as u32 % 3, &self.play.terms);
+                self.play.come_as(self.next_id, Node { spare: node > 4, ..newcomer })
             }
             Act::Fail(node) => match id_of(&node).and_then(|id| Some((id, *self.running.get(&id)?))) {
                 Some((id, generation)) => {
@@ -344,13 +346,14 @@ impl World {
         let (fleet, mut orders) = call.lead(self.play.terms.clone(), self.play.fleet.patience, now, 0);
         let before = std::mem::replace(&mut self.play.fleet, fleet);
         for id in self.here.clone() {
-            let Some(member) = before.members.get(&NodeId(id)) else {
+            let member = before.members.get(&NodeId(id)).map(|member| &member.node);
+            let Some(node) = member.or_else(|| before.spares.node(NodeId(id))) else {
                 // It has left.
                 self.forget(id);
                 continue;
             };
             if numbered.iter().all(|(_, known)| *known != id) {
-                orders.extend(self.play.said(id, FromAgent::Join(member.node.clone())));
+                orders.extend(self.play.said(id, FromAgent::Join(node.clone())));
             }
         }
         for id in self.lost.clone() {
@@ -386,9 +389,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
     #[test]
     fn whatever_happens_there_is_one_generation_at_a_time_and_an_end(
-        least in 1..4u32, more in 0..3u32, max_restarts in 0..4u32, others_come in any::<bool>(), acts in acts(),
+        least in 1..4u32, more in 0..3u32, spares in 0..3u32, max_restarts in 0..4u32, others_come in any::<bool>(),
+        acts in acts(),
     ) {
-        let mut play = Play::new(least, least + more, max_restarts);
+        let mut play = Play::with_spares(least, least + more, spares, max_restarts);
         play.fleet.patience.anew = (!others_come).then_some(Duration::from_millis(ANEW));
         let mut world = World {
             play, running: BTreeMap::new(), here: Vec::new(), next_id: 0, ids: BTreeMap::new(), last: None,
@@ -397,6 +401,7 @@ proptest! {
         for act in acts {
             world.act(act);
             world.nobody_waits_in_vain();
+            assert!(!world.play.fleet.has_place(world.play.at()) || world.play.fleet.spares.count() == 0, "a spare is left out");
             if world.over {
                 return Ok(());
             }

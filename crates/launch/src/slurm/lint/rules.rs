@@ -457,10 +457,10 @@ fn bad_exit(script: &Script<'_>) -> Found {
 }
 
 fn no_kill(script: &Script<'_>) -> Found {
-    let elastic = script
-        .lines
-        .iter()
-        .find(|line| is_agent(line) && line.flag(&["--nnodes"]).is_some_and(|nodes| nodes.contains(':')));
+    let elastic = script.lines.iter().find(|line| {
+        let comes_and_goes = line.flag(&["--nnodes"]).is_some_and(|nodes| nodes.contains(':'));
+        is_agent(line) && (comes_and_goes || line.flag(&["--spares"]).is_some_and(|spares| spares != "0"))
+    });
     let Some(line) = elastic else { return Vec::new() };
     let why = "the run could go on without a node, but Slurm ends the whole job with the first that is lost";
     let mut found = Found::new();
