@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// How long a paused worker stands still: less than what makes a silent one lost.
 const PAUSE: Duration = Duration::from_millis(300);
 
-/// How long a machine does: longer than what makes its node lost.
+/// How long a machine does: longer than any silence that workers or an agent put up with.
 const STANDSTILL: Duration = Duration::from_secs(4);
 
 /// So many steps at most are made once a worker was asked to end that heard of it.
@@ -43,18 +43,15 @@ impl Campaign {
         let mut ended: Option<Ended> = None;
         while let Some(event) = site.next()? {
             match event {
-                Event::Done { .. } => {
-                    is_over = true;
-                    site.close();
-                }
-                Event::Step { step, .. } if !is_over => {
+                Event::Done { .. } => is_over = true,
+                Event::Step { step, .. } if !site.has_ended() => {
                     if let Some(end) = ended.take_if(|end| !end.is_heeded(step)) {
                         let name = end.act.name();
                         ensure!(end.is_by_one(), "{name}, and {ENDS_WITHIN:.0?} later steps are made");
                         // Who was asked didn't train yet, and ended alone.
                         site.reopen()?;
                     }
-                    while let Some(act) = self.due(step).filter(|_| ended.is_none()) {
+                    while let Some(act) = self.due(step).filter(|_| ended.is_none() && !site.has_ended()) {
                         self.done += 1;
                         self.put(&mut site, setup, step, act)?;
                         ended = act.ends().then(|| Ended { act, step, at: Instant::now() });
@@ -197,11 +194,7 @@ fn put(site: &mut Site<'_>, setup: &Setup, act: Act) -> Result<Option<String>> {
             }
             site.add()?;
         }
-        Act::Freeze { node } => {
-            let here = site.here();
-            let Some(node) = here.get(node % here.len().max(1)) else { return Ok(nobody()) };
-            site.freeze(*node, STANDSTILL)?;
-        }
+        Act::Freeze => site.freeze(STANDSTILL)?,
     }
     Ok(None)
 }

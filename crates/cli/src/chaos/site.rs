@@ -60,8 +60,6 @@ pub(super) struct Site<'a> {
     coming: BTreeSet<usize>,
     /// Those that something was done to which ends them.
     hurt: BTreeMap<usize, Hurt>,
-    /// Those that have stood still, which the others may have gone on without, and be done by the time they wake.
-    stood: BTreeSet<usize>,
     /// How the others ended, and what they said.
     ends: Vec<(usize, ExitStatus, String)>,
     sender: SyncSender<(usize, Heard)>,
@@ -70,6 +68,8 @@ pub(super) struct Site<'a> {
     events: VecDeque<Event>,
     /// Whether nobody is to come any more.
     closing: bool,
+    /// Whether the end of the run was heard.
+    over: bool,
 }
 
 /// What was done to a node.
@@ -93,12 +93,12 @@ impl Site<'_> {
             next: 0,
             coming: BTreeSet::new(),
             hurt: BTreeMap::new(),
-            stood: BTreeSet::new(),
             ends: Vec::new(),
             sender,
             news,
             events: VecDeque::new(),
             closing: false,
+            over: false,
         };
         site.add()?;
         if let Some(nodes) = setup.nodes {
@@ -114,8 +114,11 @@ impl Site<'_> {
         TcpStream::connect_timeout(&self.endpoint, LOOK).is_ok()
     }
 
-    /// Starts another agent.
+    /// Starts another agent, unless the run is over.
     pub(super) fn add(&mut self) -> Result<()> {
+        if self.over {
+            return Ok(());
+        }
         let (node, sender) = (self.next, self.sender.clone());
         let (command, folder) = self.command(node)?;
         let hear = move |heard| sender.send((node, heard)).is_ok();
@@ -178,8 +181,14 @@ impl Site<'_> {
     fn hear(&mut self, limit: Duration) -> Result<()> {
         match self.news.recv_timeout(limit) {
             Ok((_, Heard::Event(_, event))) => {
-                if let Event::Start { .. } | Event::Members { .. } = event {
-                    self.note_who_came();
+                match event {
+                    Event::Start { .. } | Event::Members { .. } => self.note_who_came(),
+                    // At once, though it may be long until it is looked at: who came then would begin another run.
+                    Event::Done { .. } => {
+                        self.over = true;
+                        self.close();
+                    }
+                    _ => {}
                 }
                 self.events.push_back(event);
                 Ok(())
@@ -206,7 +215,6 @@ impl Site<'_> {
                 bail!("node {node} was asked to leave and ended with {status}:\n{said}");
             }
             Some(_) => {}
-            None if self.stood.contains(&node) && self.is_over()? => {}
             None => self.ends.push((node, status, said)),
         }
         self.keep_enough()
@@ -240,6 +248,11 @@ impl Site<'_> {
     /// The nodes that nothing was done to, the first one first.
     pub(super) fn here(&self) -> Vec<usize> {
         self.agents.keys().copied().filter(|node| !self.hurt.contains_key(node)).collect()
+    }
+
+    /// Those of them that are known to take part.
+    pub(super) fn taking_part(&self) -> Vec<usize> {
+        self.here().into_iter().filter(|node| !self.coming.contains(node)).collect()
     }
 
     /// The workers that run, in order.
@@ -277,27 +290,29 @@ impl Site<'_> {
         let _ = self.agent(node).map(|agent| kill(agent, Signal::SIGKILL));
     }
 
-    /// Has an agent and its workers stand still for this long.
-    pub(super) fn freeze(&mut self, node: usize, how_long: Duration) -> Result<()> {
-        let Some(agent) = self.agents.get(&node) else { return Ok(()) };
-        let stopped: Vec<Pid> = [agent.pid()].into_iter().chain(agent.workers().into_values()).collect();
+    /// Has all agents and workers stand still for this long.
+    pub(super) fn freeze(&mut self, how_long: Duration) -> Result<()> {
+        let agents = self.agents.values().map(Agent::pid);
+        let stopped: Vec<Pid> = agents.chain(self.workers()).collect();
         // One that has ended is beyond it.
-        let send = |pids: &[Pid], signal| pids.iter().for_each(|pid| _ = kill(*pid, signal));
-        send(&stopped, Signal::SIGSTOP);
-        self.stood.insert(node);
+        let send = |signal| stopped.iter().for_each(|pid| _ = kill(*pid, signal));
+        send(Signal::SIGSTOP);
         let until = Instant::now() + how_long;
         while let Some(left) = until.checked_duration_since(Instant::now()) {
             self.hear(left)?;
         }
-        send(&stopped, Signal::SIGCONT);
+        send(Signal::SIGCONT);
         Ok(())
     }
 
     /// Asks a node to leave and has another come: first that where too few would be left.
     pub(super) fn replace(&mut self, node: usize) -> Result<()> {
-        let is_enough = self.setup.nodes.is_some_and(|nodes| self.here().len() > nodes.least);
+        let others = self.taking_part().into_iter().filter(|other| *other != node).count();
+        let is_enough = self.setup.nodes.is_some_and(|nodes| others >= nodes.least);
         if !is_enough {
-            self.add()?;
+            if self.coming.iter().all(|other| *other == node) {
+                self.add()?;
+            }
             let newest = self.next - 1;
             let is_in = |site: &mut Site<'_>| {
                 site.agents.get(&newest).is_none_or(|agent| !agent.workers().is_empty())
@@ -324,6 +339,11 @@ impl Site<'_> {
         Ok(())
     }
 
+    /// Whether the run is over, which may have been heard and not looked at yet.
+    pub(super) fn has_ended(&self) -> bool {
+        self.over
+    }
+
     /// What was heard and not looked at yet.
     pub(super) fn heard(&self) -> impl Iterator<Item = &Event> {
         self.events.iter()
@@ -339,7 +359,7 @@ impl Site<'_> {
 
     /// It isn't.
     pub(super) fn reopen(&mut self) -> Result<()> {
-        self.closing = false;
+        self.closing = self.over;
         self.keep_enough()
     }
 
