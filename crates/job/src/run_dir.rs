@@ -17,8 +17,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub struct Claim {
     /// Locked; `None` where the file system has no locks.
     file: Option<File>,
-    path: PathBuf,
+    /// Where it is looked for; `None` where the file system doesn't tell files apart.
+    path: Option<PathBuf>,
 }
+
+/// How often a lock is taken anew that was taken over meanwhile.
+const TRIES: u32 = 10;
 
 impl Claim {
     /// Locks this file, which is made if it isn't there; none where another process has it.
@@ -26,29 +30,29 @@ impl Claim {
         // What it says of who has it stays.
         let mut options = File::options();
         options.write(true).create(true).truncate(false);
+        let mut tries = 0..TRIES;
         loop {
             let file = options.open(path)?;
             match file.try_lock() {
                 Ok(()) => {
-                    let claim = Claim { file: Some(file), path: path.to_owned() };
+                    let claim = Claim { file: Some(file), path: tries.next().map(|_| path.to_owned()) };
                     // It may have been taken over from one that died just now.
                     if claim.is_held() {
                         return Ok(Some(claim));
                     }
                 }
                 Err(TryLockError::WouldBlock) => return Ok(None),
-                Err(TryLockError::Error(_)) => return Ok(Some(Claim { file: None, path: path.to_owned() })),
+                Err(TryLockError::Error(_)) => return Ok(Some(Claim { file: None, path: None })),
             }
         }
     }
 
-    /// Writes down whose it is, so that others of that run may take it over.
-    fn sign(self, run: &str) -> std::io::Result<Claim> {
+    /// Writes down whose it is, so that others of that run may take it over. On a disk that is full they can't.
+    fn sign(self, run: &str) -> Claim {
         if let Some(file) = &self.file {
-            file.set_len(0)?;
-            file.write_all_at(run.as_bytes(), 0)?;
+            let _ = file.set_len(0).and_then(|()| file.write_all_at(run.as_bytes(), 0));
         }
-        Ok(self)
+        self
     }
 
     /// Takes it from a process of this run that has it and may hang; none where another run has it, or one that didn't say whose
@@ -62,7 +66,7 @@ impl Claim {
         let own = path.with_extension(format!("{}-{mark}", std::process::id()));
         let file = File::create_new(&own)?;
         let put = file.try_lock().map_err(std::io::Error::from).and_then(|()| {
-            let claim = Claim { file: Some(file), path: path.to_owned() }.sign(run)?;
+            let claim = Claim { file: Some(file), path: Some(path.to_owned()) }.sign(run);
             fs::rename(&own, path).map(|()| Some(claim))
         });
         put.inspect_err(|_| drop(fs::remove_file(&own)))
@@ -71,9 +75,9 @@ impl Claim {
     /// Whether nobody else has taken it over.
     pub fn is_held(&self) -> bool {
         let place = |found: fs::Metadata| (found.dev(), found.ino());
-        let own = self.file.as_ref().and_then(|file| file.metadata().ok()).map(place);
+        let (Some(file), Some(path)) = (&self.file, &self.path) else { return true };
         // A folder that was moved or can't be looked at for now is no other's.
-        own.is_none_or(|own| fs::metadata(&self.path).map_or(true, |there| place(there) == own))
+        file.metadata().is_ok_and(|own| fs::metadata(path).map_or(true, |there| place(there) == place(own)))
     }
 }
 
@@ -99,9 +103,7 @@ impl RunDir {
 
     /// Makes sure that no other process writes events, checkpoints and weights here at the same time; `run` is the run's name.
     pub fn claim(&self, run: &str) -> Result<Claim, Error> {
-        let path = self.0.join(".lock");
-        let claim = self.lock(&path, Claim::take)?;
-        claim.sign(run).map_err(|source| Error::RunDir { path, source })
+        self.lock(&self.0.join(".lock"), Claim::take).map(|claim| claim.sign(run))
     }
 
     /// The same in the place of another process of this run, without which it goes on; that may hang, and finds out when it
