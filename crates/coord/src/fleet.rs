@@ -552,7 +552,7 @@ impl Fleet {
         self.phase = Phase::Over;
         let (restarts, setbacks) = (self.restarts.count as u32, self.setbacks.clone());
         let end = End { why, restarts, setbacks };
-        todo.push(Order::End(self.members.keys().copied().chain(self.spares.ids()).collect(), end));
+        todo.push(Order::End(self.members_and_spares(), end));
     }
 
     /// How many nodes there are that don't leave.

@@ -39,27 +39,25 @@ impl Campaign {
     /// Starts the run, or goes on with it, until it ends; gives whether it is over.
     pub(super) fn run(&mut self, setup: &Setup, resumes: bool) -> Result<bool> {
         let mut site = Site::start(setup, resumes)?;
-        let mut is_over = false;
         let mut ended: Option<Ended> = None;
         while let Some(event) = site.next()? {
-            match event {
-                Event::Done { .. } => is_over = true,
-                Event::Step { step, .. } if !site.has_ended() => {
-                    if let Some(end) = ended.take_if(|end| !end.is_heeded(step)) {
-                        let name = end.act.name();
-                        ensure!(end.is_by_one(), "{name}, and {ENDS_WITHIN:.0?} later steps are made");
-                        // Who was asked didn't train yet, and ended alone.
-                        site.reopen()?;
-                    }
-                    while let Some(act) = self.due(step).filter(|_| ended.is_none() && !site.has_ended()) {
-                        self.done += 1;
-                        self.put(&mut site, setup, step, act)?;
-                        ended = act.ends().then(|| Ended { act, step, at: Instant::now() });
-                    }
-                }
-                _ => {}
+            let Event::Step { step, .. } = event else { continue };
+            if site.has_ended() {
+                continue;
+            }
+            if let Some(end) = ended.take_if(|end| !end.is_heeded(step)) {
+                let name = end.act.name();
+                ensure!(end.is_by_one(), "{name}, and {ENDS_WITHIN:.0?} later steps are made");
+                // Who was asked didn't train yet, and ended alone.
+                site.reopen()?;
+            }
+            while let Some(act) = self.due(step).filter(|_| ended.is_none() && !site.has_ended()) {
+                self.done += 1;
+                self.put(&mut site, setup, step, act)?;
+                ended = act.ends().then(|| Ended { act, step, at: Instant::now() });
             }
         }
+        let is_over = site.has_ended();
         for (node, status, said) in site.ends() {
             let is_well = ended.is_some() || status.success();
             ensure!(is_well, "node {node} ended with {status} though nobody ended it:\n{said}");

@@ -327,43 +327,38 @@ fn a_host_that_hears_nothing_any_more_ends_its_workers() {
     assert_eq!(out.status.code(), Some(1), "{said}");
 }
 
-#[test]
-fn a_run_that_may_lose_a_host_goes_on_without_it() {
+/// A run of these hosts ends well though the second is lost, once two workers are there; gives its folder.
+fn ends_well_without_the_second(hosts: &str, flags: &[&str], script: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let ssh = stand_in(folder.path(), "exec sh -c \"$last\"");
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    // Those that are started without the other are at their end.
-    let script = format!("[ $WORLD_SIZE = 1 ] && exit 0\n{WAITS}");
-    let mut command = run(folder.path(), &ssh, "a:1,b:1");
-    command.args(["--nnodes", "1:2", "--rdzv-endpoint", &free.to_string()]);
-    let running = start(command.args(["--", "sh", "-c", &script]));
+    let mut command = run(folder.path(), &ssh, hosts);
+    command.args(flags).args(["--rdzv-endpoint", &free.to_string()]);
+    let running = start(command.args(["--", "sh", "-c", script]));
     let workers = pids(folder.path(), 2);
     let sessions = children(running.id(), "phalanx");
-    assert_eq!(sessions.len(), 2, "the script is the agent by now");
+    assert_eq!(sessions.len(), hosts.split(',').count(), "the script is the agent by now");
     kill(Pid::from_raw(sessions[1]), Signal::SIGKILL).unwrap();
     let out = end(running);
     assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
     are_gone(&workers);
+    folder
+}
+
+#[test]
+fn a_run_that_may_lose_a_host_goes_on_without_it() {
+    // Those that are started without the other are at their end.
+    let script = format!("[ $WORLD_SIZE = 1 ] && exit 0\n{WAITS}");
+    ends_well_without_the_second("a:1,b:1", &["--nnodes", "1:2"], &script);
 }
 
 #[test]
 fn the_last_host_takes_the_place_of_one_that_is_lost() {
-    let folder = tempfile::tempdir().unwrap();
-    let ssh = stand_in(folder.path(), "exec sh -c \"$last\"");
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     // Those that are started after the first two are at their end.
     let script = format!("echo $RANK of $WORLD_SIZE >> ranks; [ $(wc -l < ranks) -gt 2 ] && exit 0\n{WAITS}");
-    let mut command = run(folder.path(), &ssh, "a:1,b:1,c:1");
     // Should the last one come after the loss, that costs a restart.
-    command.args(["--spares", "1", "--max-restarts", "1", "--rdzv-endpoint", &free.to_string()]);
-    let running = start(command.args(["--", "sh", "-c", &script]));
-    let workers = pids(folder.path(), 2);
-    let sessions = children(running.id(), "phalanx");
-    assert_eq!(sessions.len(), 3, "the script is the agent by now");
-    kill(Pid::from_raw(sessions[1]), Signal::SIGKILL).unwrap();
-    let out = end(running);
-    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
-    are_gone(&workers);
+    let flags = ["--spares", "1", "--max-restarts", "1"];
+    let folder = ends_well_without_the_second("a:1,b:1,c:1", &flags, &script);
     let ranks = fs::read_to_string(folder.path().join("ranks")).unwrap();
     let mut ranks: Vec<&str> = ranks.lines().collect();
     ranks.sort_unstable();

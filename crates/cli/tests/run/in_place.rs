@@ -36,9 +36,7 @@ fn nodes_come_and_go_and_are_lost_and_the_result_has_the_same_bits() {
 #[test]
 fn a_worker_that_fails_too_often_ends_the_run_of_all_nodes_with_its_name() {
     let mut run = Training::new(&["--nnodes", "2", "--max-restarts", "1"], "--epochs 1000");
-    let first = run.node("a");
-    first.waits_for_others();
-    let second = run.node("b");
+    let [first, second] = run.two();
     run.until(|event| event["event"] == "step");
     kill("-9", &run.worker("b", 1));
     run.until_members(2);
@@ -54,11 +52,7 @@ fn a_worker_that_fails_too_often_ends_the_run_of_all_nodes_with_its_name() {
 #[test]
 fn the_coordinators_node_is_lost_and_the_next_leads_the_run_to_the_same_bits() {
     let mut run = Training::new(&["--nnodes", "1:3", "--max-restarts", "3"], "--epochs 60");
-    let first = run.node("a");
-    first.waits_for_others();
-    let second = run.node("b");
-    first.says("nodes here: 2 of");
-    let third = run.node("c");
+    let [first, second, third] = run.three();
     run.until(|event| event["event"] == "step");
     first.signal("-9");
     run.until_members(2);
@@ -85,9 +79,7 @@ fn the_coordinators_node_is_lost_and_the_next_leads_the_run_to_the_same_bits() {
 #[test]
 fn the_coordinators_node_is_lost_under_tls_and_the_run_goes_on() {
     let mut run = Training::new(&["--nnodes", "1:2", "--max-restarts", "3", "--tls"], "--epochs 20");
-    let first = run.node("a");
-    first.waits_for_others();
-    let second = run.node("b");
+    let [first, second] = run.two();
     run.until(|event| event["event"] == "step");
     first.signal("-9");
     run.until_members(1);
@@ -101,9 +93,7 @@ fn the_coordinators_node_is_lost_under_tls_and_the_run_goes_on() {
 #[test]
 fn nodes_that_stand_by_take_the_places_of_those_that_are_lost_and_the_result_has_the_same_bits() {
     let mut run = Training::new(&["--nnodes", "2", "--spares", "2", "--max-restarts", "3"], "--epochs 60");
-    let first = run.node("a");
-    first.waits_for_others();
-    let second = run.node("b");
+    let [first, second] = run.two();
     run.until(|event| event["event"] == "step");
     let [third, fourth] = ["c", "d"].map(|name| {
         let spare = run.node(name);
@@ -126,11 +116,7 @@ fn nodes_that_stand_by_take_the_places_of_those_that_are_lost_and_the_result_has
 #[test]
 fn what_happens_is_told_on_though_the_node_that_told_it_hangs() {
     let mut run = Training::new(&["--nnodes", "1:3", "--max-restarts", "3"], "--epochs 1000");
-    let first = run.node("a");
-    first.waits_for_others();
-    let second = run.node("b");
-    first.says("nodes here: 2 of");
-    let third = run.node("c");
+    let [first, second, third] = run.three();
     run.until(|event| event["event"] == "step" && event["world_size"] == 3);
     let worker = run.worker("a", 0);
     first.signal("-STOP");
@@ -154,11 +140,7 @@ fn what_happens_is_told_on_though_the_node_that_told_it_hangs() {
 #[test]
 fn a_coordinator_that_stands_still_joins_the_others_that_have_gone_on_without_it() {
     let mut run = Training::new(&["--nnodes", "1:3", "--max-restarts", "3"], "--epochs 60");
-    let first = run.node("a");
-    first.waits_for_others();
-    let second = run.node("b");
-    first.says("nodes here: 2 of");
-    let third = run.node("c");
+    let [first, second, third] = run.three();
     run.until(|event| event["event"] == "step" && event["world_size"] == 3);
     first.signal("-STOP");
     // Its worker lives, and keeps the run directory, until the agent hears what has happened.
@@ -194,9 +176,7 @@ fn an_agent_that_stood_still_joins_anew_those_that_took_it_for_lost() {
 #[test]
 fn the_first_of_two_agents_may_stand_still_for_seconds() {
     let mut run = Training::new(&["--nnodes", "2", "--max-restarts", "3"], "--epochs 40");
-    let first = run.node("a");
-    first.waits_for_others();
-    let second = run.node("b");
+    let [first, second] = run.two();
     run.until(|event| event["event"] == "step");
     first.signal("-STOP");
     second.says("looking for who leads the run on");
@@ -210,9 +190,7 @@ fn the_first_of_two_agents_may_stand_still_for_seconds() {
 #[test]
 fn a_node_that_stood_still_while_the_others_finished_does_not_lead_them_again() {
     let mut run = Training::new(&["--nnodes", "1:2", "--max-restarts", "3"], "--epochs 30");
-    let first = run.node("a");
-    first.waits_for_others();
-    let second = run.node("b");
+    let [first, second] = run.two();
     run.until_members(2);
     run.until(|event| event["event"] == "step");
     // With its worker, as if the machine slept.
@@ -254,9 +232,7 @@ fn a_node_that_leaves_holds_up_nobody_though_nobody_reads_what_it_prints() {
 #[test]
 fn a_node_that_comes_when_the_coordinator_was_just_lost_is_in_the_run_after_all() {
     let mut run = Training::new(&["--nnodes", "1:3", "--max-restarts", "3"], "--epochs 25");
-    let first = run.node("a");
-    first.waits_for_others();
-    let second = run.node("b");
+    let [first, second] = run.two();
     run.until(|event| event["event"] == "step");
     first.signal("-9");
     // Nobody answers where they met, so it takes itself for the first of its run, until it hears of the others.
@@ -270,9 +246,7 @@ fn a_node_that_comes_when_the_coordinator_was_just_lost_is_in_the_run_after_all(
 #[test]
 fn the_coordinators_node_leaves_and_the_next_leads_the_run() {
     let mut run = Training::new(&["--nnodes", "1:2"], "--epochs 20");
-    let first = run.node("a");
-    first.waits_for_others();
-    let second = run.node("b");
+    let [first, second] = run.two();
     // By then it is known that the others go on without a node that leaves.
     run.until(|event| event["event"] == "epoch" && event["epoch"] == 2);
     first.signal("-TERM");

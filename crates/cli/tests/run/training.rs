@@ -39,6 +39,20 @@ impl Training {
         self.node_with(name, &[], &self.out())
     }
 
+    /// Two nodes of one worker, of which the first leads.
+    pub(crate) fn two(&mut self) -> [Agent; 2] {
+        let first = self.node("a");
+        first.waits_for_others();
+        [first, self.node("b")]
+    }
+
+    /// Three, with ranks in this order.
+    pub(crate) fn three(&mut self) -> [Agent; 3] {
+        let [first, second] = self.two();
+        first.says("nodes here: 2 of");
+        [first, second, self.node("c")]
+    }
+
     /// One that waits for no others, and keeps what its training leaves in a folder of its own.
     pub(crate) fn hasty_node(&mut self, name: &str) -> Agent {
         self.node_with(name, &["--rdzv-conf", "last_call_timeout=0"], &self.site.folder("hasty"))

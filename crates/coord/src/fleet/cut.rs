@@ -86,7 +86,7 @@ impl Fleet {
 
     /// Tells all nodes, which have no workers, where the run is led from.
     pub(super) fn send_elsewhere(&mut self, address: SocketAddr, term: u32, todo: &mut Vec<Order>) {
-        todo.push(Order::Elsewhere(self.members.keys().copied().chain(self.spares.ids()).collect(), address));
+        todo.push(Order::Elsewhere(self.members_and_spares(), address));
         self.members.clear();
         self.spares.clear();
         (self.phase, self.term) = (Phase::Elsewhere(address), term);

@@ -26,10 +26,6 @@ impl Spares {
         self.0.contains_key(&id)
     }
 
-    pub(super) fn ids(&self) -> impl Iterator<Item = NodeId> {
-        self.0.keys().copied()
-    }
-
     /// What each of them said of itself.
     #[cfg(test)]
     pub(super) fn node(&self, id: NodeId) -> Option<&Node> {
@@ -116,6 +112,10 @@ impl Fleet {
     pub(super) fn spares_called_at(&self) -> Instant {
         let waits = if self.generation == Generation(0) { self.patience.last_call } else { Duration::ZERO };
         self.began.0 + waits
+    }
+
+    pub(super) fn members_and_spares(&self) -> Vec<NodeId> {
+        self.members.keys().chain(self.spares.0.keys()).copied().collect()
     }
 
     /// How many nodes there are for the places of those that stay, and of those that are missing.
