@@ -9,7 +9,7 @@
 //! Invariant S-ONE: of nodes that know the same standing, no two sets without a common node can both be led.
 
 use crate::fleet::{Event, Fleet, Legacy, NodeId, Order, Patience};
-use phalanx_job::{FromAgent, NodeStanding, Return, Standing, Terms};
+use phalanx_job::{FromAgent, Node, NodeStanding, Return, Standing, Terms};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -62,6 +62,8 @@ pub struct RollCall {
     /// The number of the node that calls.
     own: u32,
     ended: BTreeSet<u32>,
+    /// How many nodes the run needs.
+    least: u32,
     back: Vec<(NodeId, Return)>,
     /// What nodes have said besides.
     held: Vec<(NodeId, FromAgent)>,
@@ -69,9 +71,10 @@ pub struct RollCall {
 }
 
 impl RollCall {
-    /// `own` is the number of the node that calls; the agents of those in `ended` are known to have ended.
-    pub fn new(standing: Standing, own: u32, ended: BTreeSet<u32>, until: Instant) -> RollCall {
-        RollCall { standing, own, ended, back: Vec::new(), held: Vec::new(), until }
+    /// `own` is the number of the node that calls, `least` how many nodes the run needs; the agents of those in `ended` are known to
+    /// have ended.
+    pub fn new(standing: Standing, least: u32, own: u32, ended: BTreeSet<u32>, until: Instant) -> RollCall {
+        RollCall { standing, own, ended, least, back: Vec::new(), held: Vec::new(), until }
     }
 
     /// The numbers of those that haven't come back and aren't known to have ended.
@@ -97,7 +100,14 @@ impl RollCall {
                 self.back.push((id, *back));
             }
             Event::Said(_, FromAgent::Beat) => {}
-            Event::Said(id, said) => self.held.push((id, said)),
+            Event::Said(id, said) => {
+                if let FromAgent::Join(node) = &said {
+                    // One whose connection was lost comes anew.
+                    let is_it = |said: &FromAgent| matches!(said, FromAgent::Join(known) if known.standby == node.standby);
+                    self.held.retain(|(_, said)| !is_it(said));
+                }
+                self.held.push((id, said));
+            }
             Event::Gone(id, _) => {
                 self.back.retain(|(of, _)| *of != id);
                 self.held.retain(|(of, _)| *of != id);
@@ -125,10 +135,25 @@ impl RollCall {
         if !here.contains(&self.own) {
             return Verdict::Wait(now + OWN);
         }
-        if nodes.iter().any(is_missing) && now < self.until {
+        let is_awaited = nodes.iter().any(is_missing) || self.lacks_spares(here.len());
+        if is_awaited && now < self.until {
             return Verdict::Wait(self.until);
         }
         quorum(&nodes, leader, &self.ended, &here).map_or_else(Verdict::GiveUp, |()| Verdict::Lead)
+    }
+
+    /// Whether those that are here are too few to go on as they do, and others that stood by may still come.
+    fn lacks_spares(&self, here: usize) -> bool {
+        let come = self.held.iter().filter(|(_, said)| self.spare(said).is_some()).count();
+        self.standing.in_place && here + come < self.least as usize && come < self.standing.spares.len()
+    }
+
+    /// The node that says so, if it has stood by.
+    fn spare<'a>(&self, said: &'a FromAgent) -> Option<&'a Node> {
+        match said {
+            FromAgent::Join(node) => Some(node).filter(|node| self.standing.spares.contains(&node.standby)),
+            _ => None,
+        }
     }
 
     /// The fleet of those that have come back, and what is to be done at first.
@@ -139,10 +164,14 @@ impl RollCall {
         now: Instant,
         clock_ms: u64,
     ) -> (Fleet, Vec<Order>) {
-        let RollCall { standing, own, ended, back, held, .. } = self;
+        let spare = |(id, said): &(NodeId, FromAgent)| Some((*id, self.spare(said)?.clone()));
+        let spares: Vec<(NodeId, Node)> = self.held.iter().filter_map(spare).collect();
+        let RollCall { standing, own, ended, back, mut held, .. } = self;
+        let is_join = |said: &FromAgent| matches!(said, FromAgent::Join(_));
+        held.retain(|(id, said)| !is_join(said) || spares.iter().all(|(spare, _)| spare != id));
         let strangers: Vec<NodeId> =
             back.iter().filter(|(_, back)| !is_led(&standing, back)).map(|(id, _)| *id).collect();
-        let left = Legacy { standing: &standing, leader: own, ended: &ended, back: &back };
+        let left = Legacy { standing: &standing, leader: own, ended: &ended, back: &back, spares: &spares };
         let (mut fleet, mut orders) = Fleet::resume(terms, patience, &left, now, clock_ms);
         orders.extend(strangers.into_iter().map(Order::GoneOn));
         for (id, said) in held {

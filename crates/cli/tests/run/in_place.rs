@@ -102,13 +102,16 @@ fn nodes_that_stand_by_take_the_places_of_those_that_are_lost_and_the_result_has
     });
     second.signal("-9");
     run.until_members(2);
-    // The next leads the run, which is the one that stood by, and the other that did finds it.
+    // The next leads the run, which is the one that stood by, and the other that did takes the place of who has led it.
     first.signal("-9");
-    run.until(|event| event["event"] == "step" && event["world_size"] == 2);
+    run.until_members(1);
+    run.until_members(2);
     third.says("this node leads the run on");
     fourth.says("another node leads the run on");
     let [said, _] = run.ends_well([third, fourth]);
-    assert!(said.contains(" comes in for a node that is missing") && !said.contains("waiting"), "{said}");
+    let stops = ["waiting", "starting all workers", "stopping all workers"];
+    assert!(said.contains("was lost: its agent has ended; the others go on"), "{said}");
+    assert!(stops.iter().all(|words| !said.contains(words)), "{said}");
     run.has_the_bits_of_an_undisturbed_one(&[]);
 }
 

@@ -32,6 +32,11 @@ impl Spares {
         self.0.get(&id).map(|spare| &spare.node)
     }
 
+    /// Where their agents listen.
+    pub(super) fn addresses(&self) -> Vec<SocketAddr> {
+        self.0.values().map(|spare| spare.node.standby).collect()
+    }
+
     /// The one whose agent listens there.
     pub(super) fn at(&self, standby: SocketAddr) -> Option<NodeId> {
         self.0.iter().find(|(_, spare)| spare.node.standby == standby).map(|(id, _)| *id)

@@ -1,7 +1,7 @@
 //! What the next coordinator has to know, and how it goes on from there.
 
 use super::{Event, Fleet, Left, Member, NodeId, Order, Patience, Phase, Stopping};
-use phalanx_job::{NodeStanding, Return, Stage, Standing, Terms};
+use phalanx_job::{Node, NodeStanding, Return, Stage, Standing, Terms};
 use phalanx_wire::Rank;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -41,6 +41,7 @@ impl Fleet {
             restarts: self.restarts.count as u32,
             setbacks: self.setbacks.clone(),
             nodes: self.members.values().map(node).collect(),
+            spares: self.spares.addresses(),
         }
     }
 
@@ -59,6 +60,8 @@ impl Fleet {
         (fleet.term, fleet.generation) = (term + 1, generation);
         fleet.remember(left.standing);
         let ids = fleet.seat_members(left, now);
+        // Before those are found lost whose places they take.
+        left.spares.iter().for_each(|(id, node)| fleet.spares.add(now, *id, node.clone()));
         fleet.phase = phase(left.standing, &ids).unwrap_or(fleet.phase);
         let mut todo = Vec::new();
         let keeps_steps = fleet.in_place && matches!(fleet.phase, Phase::Stopping(_)) && !fleet.gives_way();
@@ -142,6 +145,8 @@ pub(crate) struct Legacy<'a> {
     /// The nodes whose agents are known to have ended.
     pub(crate) ended: &'a BTreeSet<u32>,
     pub(crate) back: &'a [(NodeId, Return)],
+    /// Those that stood by, and still do.
+    pub(crate) spares: &'a [(NodeId, Node)],
 }
 
 impl Legacy<'_> {

@@ -1002,7 +1002,7 @@ fn workers_that_are_to_end_in_place_meet_under_the_next_coordinator_and_no_other
             standing: standing.clone(),
         };
         let (ended, back) = (BTreeSet::from([0]), [(NodeId(2), back)]);
-        let left = Legacy { standing: &standing, leader: 1, ended: &ended, back: &back };
+        let left = Legacy { standing: &standing, leader: 1, ended: &ended, back: &back, spares: &[] };
         let (_, orders) = Fleet::resume(play.terms, PATIENCE, &left, now, 0);
         orders
     };

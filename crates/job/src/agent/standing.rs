@@ -38,6 +38,8 @@ pub struct Standing {
     pub setbacks: Vec<Setback>,
     /// The nodes.
     pub nodes: Vec<NodeStanding>,
+    /// Where the agents of those listen that stand by.
+    pub spares: Vec<SocketAddr>,
 }
 
 /// What is done with a generation.

@@ -216,7 +216,7 @@ impl Search {
         let address = coordinator.address();
         let broken = |error: std::io::Error| Error::Broken { address, reason: error.to_string() };
         let until = Instant::now() + self.patience.silence + COMING;
-        let call = RollCall::new(self.standing.clone(), back.number, ended, until);
+        let call = RollCall::new(self.standing.clone(), self.terms.least, back.number, ended, until);
         coordinator.succeed(call, self.terms.clone(), self.patience, clock_ms()).map_err(broken)?;
         let is_over = AtomicBool::new(false);
         let led = std::thread::scope(|scope| {

@@ -322,7 +322,8 @@ impl World {
         };
         self.mishap |= self.running.contains_key(leads);
         self.forget(*leads);
-        let mut call = RollCall::new(standing.clone(), *own, BTreeSet::from([*leader]), now);
+        let mut call =
+            RollCall::new(standing.clone(), self.play.terms.least, *own, BTreeSet::from([*leader]), now);
         for (number, id) in heirs {
             let running = self.running.get(id).map(|generation| Generation(*generation));
             let seats = running.map_or(0..0, |_| self.play.fleet.seats_of(NodeId(*id)));
@@ -334,6 +335,14 @@ impl World {
                 standing: standing.clone(),
             };
             call.heed(Event::Said(NodeId(*id), FromAgent::Return(Box::new(back))));
+        }
+        // Some of those that stand by come in time.
+        let beats = |id: &u64| self.play.beating.contains(&NodeId(*id));
+        let spares = |id: &&u64| **id % 2 == 0 && beats(id) && self.play.fleet.spares.has(NodeId(**id));
+        let early: Vec<u64> = self.here.iter().filter(spares).copied().collect();
+        for id in &early {
+            let node = self.play.fleet.spares.node(NodeId(*id)).expect("it stands by");
+            call.heed(Event::Said(NodeId(*id), FromAgent::Join(node.clone())));
         }
         if call.verdict(now) != Verdict::Lead {
             // Too many are silent.
@@ -352,7 +361,7 @@ impl World {
                 self.forget(id);
                 continue;
             };
-            if numbered.iter().all(|(_, known)| *known != id) {
+            if numbered.iter().all(|(_, known)| *known != id) && !early.contains(&id) {
                 orders.extend(self.play.said(id, FromAgent::Join(node.clone())));
             }
         }
