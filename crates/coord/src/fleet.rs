@@ -129,8 +129,9 @@ pub struct Fleet {
     coming: BTreeSet<u32>,
     /// The newest membership of its workers.
     membership: Option<(Generation, Vec<Rank>)>,
-    /// How many coordinators there were before.
+    /// How many coordinators there were before, and where the last of them listened.
     term: u32,
+    former: Vec<SocketAddr>,
     silent: Vec<Silent>,
     /// After this end was deaf for long, until when those that are gone may have gone to another coordinator.
     deaf_until: Option<Instant>,
@@ -214,6 +215,7 @@ impl Fleet {
             coming: BTreeSet::new(),
             membership: None,
             term: 0,
+            former: Vec::new(),
             silent: Vec::new(),
             deaf_until: None,
             started: BTreeMap::new(),

@@ -156,6 +156,28 @@ fn a_coordinator_that_stands_still_joins_the_others_that_have_gone_on_without_it
     run.has_the_bits_of_an_undisturbed_one(&[]);
 }
 
+/// Neither who led before it nor who did after it is there any more.
+#[test]
+fn a_coordinator_that_stands_still_while_two_others_lead_joins_the_second() {
+    let mut run = Training::new(&["--nnodes", "1:4", "--max-restarts", "3"], "--epochs 150");
+    let [first, second, third] = run.three();
+    first.says("nodes here: 3 of");
+    let fourth = run.node("d");
+    run.until_members(4);
+    first.signal("-9");
+    second.says("this node leads the run on");
+    run.until_members(3);
+    second.signal("-STOP");
+    third.says("this node leads the run on");
+    third.signal("-9");
+    fourth.says("this node leads the run on");
+    second.signal("-CONT");
+    run.until_members(2);
+    let [said, _] = run.ends_well([second, fourth]);
+    assert!(said.contains("the run goes on elsewhere: joining it"), "{said}");
+    run.has_the_bits_of_an_undisturbed_one(&[]);
+}
+
 /// Its node is needed, and the other waits for one.
 #[test]
 fn an_agent_that_stood_still_joins_anew_those_that_took_it_for_lost() {

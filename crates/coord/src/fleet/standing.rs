@@ -6,6 +6,9 @@ use phalanx_wire::Rank;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+/// How many coordinators that were lost are told who leads, should they go on after all.
+const FORMER: usize = 8;
+
 impl Fleet {
     /// How the run stands. Its version is for who tells it.
     pub fn standing(&self, now: Instant) -> Standing {
@@ -29,6 +32,7 @@ impl Fleet {
         };
         Standing {
             term: self.term,
+            former: self.former.clone(),
             version: 0,
             elapsed_ms: self.since_start(now).as_millis() as u64,
             generation: self.generation,
@@ -96,6 +100,9 @@ impl Fleet {
         self.membership.clone_from(&standing.membership);
         self.restarts.count = standing.restarts as usize;
         self.setbacks.clone_from(&standing.setbacks);
+        let last = standing.leader().map(|node| node.node.standby);
+        self.former = standing.former.iter().copied().chain(last).collect();
+        self.former.drain(..self.former.len().saturating_sub(FORMER));
     }
 
     /// Takes over the nodes; gives who is who, by number.

@@ -14,6 +14,8 @@ use std::ops::Range;
 pub struct Standing {
     /// How many coordinators there were before this one.
     pub term: u32,
+    /// Where they listened, the last of them last: should one go on after all, it is told who leads.
+    pub former: Vec<SocketAddr>,
     /// Counts what is told in a term.
     pub version: u64,
     /// How long the run has lasted, in milliseconds.

@@ -87,6 +87,10 @@ impl Agent<'_> {
             (None, false) => "another node leads the run on",
         };
         let term = standing.term;
+        let mut former = standing.former.clone();
+        if !former.contains(&old) {
+            former.push(old);
+        }
         self.heed_standing(standing);
         (self.coordinator, self.standby) = (coordinator, standby);
         let address = link.coordinator();
@@ -94,7 +98,7 @@ impl Agent<'_> {
         if self.coordinator.is_some() {
             // Nobody else writes there now; one that is silent may still hold it.
             self.claim = self.claim.take().or_else(|| self.crew.logs.claim_logs().ok());
-            let beacon = self.announce(address, term, old);
+            let beacon = self.announce(address, term, former);
             self.beacon = Some(beacon.map_err(|error| Error::Broken { address, reason: error.to_string() })?);
         }
         Ok(())
@@ -248,13 +252,13 @@ impl Agent<'_> {
         self.standing = Some((standing, Instant::now()));
     }
 
-    /// Starts a thread that tells whoever hosts a coordinator where nodes meet at first, and the one that was lost, should it go on
+    /// Starts a thread that tells whoever hosts a coordinator where nodes meet at first, and those that were lost, should they go on
     /// after all, that the run is led from here.
     fn announce(
         &self,
         address: SocketAddr,
         term: u32,
-        old: SocketAddr,
+        former: Vec<SocketAddr>,
     ) -> Result<SyncSender<()>, std::io::Error> {
         let (stop, stopped) = sync_channel::<()>(0);
         let ((host, port), pass) = (self.nodes.endpoint.clone(), self.pass.clone());
@@ -262,7 +266,9 @@ impl Agent<'_> {
             while stopped.recv_timeout(ANNOUNCE) == Err(RecvTimeoutError::Timeout) {
                 // A name that stands for nothing now may do so later.
                 let places = (host.as_str(), port).to_socket_addrs().into_iter().flatten();
-                for place in places.filter(|place| ![address, old].contains(place)).chain([old]) {
+                let places = places.filter(|place| *place != address && !former.contains(place));
+                // The last is the likeliest to be there.
+                for place in places.chain(former.iter().rev().copied()) {
                     let link = AgentLink::dial(place, &pass, Deadline::after(CALL_LIMIT), CALL_LIMIT);
                     // Mostly nobody is there.
                     let _ = link.and_then(|link| link.say(&FromAgent::Elsewhere { address, term }));

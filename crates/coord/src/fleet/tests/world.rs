@@ -338,7 +338,8 @@ impl World {
         }
         // Some of those that stand by come in time.
         let beats = |id: &u64| self.play.beating.contains(&NodeId(*id));
-        let spares = |id: &&u64| **id % 2 == 0 && beats(id) && self.play.fleet.spares.has(NodeId(**id));
+        let spares =
+            |id: &&u64| id.is_multiple_of(2) && beats(id) && self.play.fleet.spares.has(NodeId(**id));
         let early: Vec<u64> = self.here.iter().filter(spares).copied().collect();
         for id in &early {
             let node = self.play.fleet.spares.node(NodeId(*id)).expect("it stands by");
