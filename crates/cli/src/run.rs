@@ -42,8 +42,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8> {
     let (logs, most) = (spec.log_dir.clone().unwrap_or(spec.run_dir.clone()), spec.max_restarts);
     let outcome = phalanx_launch::run(&spec, move |report| failure::tell(&report, most))?;
     let code = failure::conclude(&outcome, &spec.run_dir, &logs);
-    // Who was parted from the others may know that all end, and leaves it to them to say how, where they do.
-    let is_told = |file: &&Path| outcome.reason.is_of_the_run() || code == DRAINED && !file.exists();
+    // Who was parted from the others may know that all end, and leaves it to them to say how, where they do. With those that stand by they
+    // may go on.
+    let all_end = code == DRAINED && args.spares == 0;
+    let is_told = |file: &&Path| outcome.reason.is_of_the_run() || all_end && !file.exists();
     Ok(keep(code, args.exit_code_to.as_deref().filter(is_told)))
 }
 

@@ -275,8 +275,8 @@ impl Agents {
     fn heed(&self, desk: &mut Desk, event: Event) {
         let now = Instant::now();
         let is_beat = matches!(event, Event::Said(_, FromAgent::Beat));
-        let comes_back = match &event {
-            Event::Said(id, FromAgent::Return(_)) => Some(*id),
+        let comes = match &event {
+            Event::Said(id, FromAgent::Return(_) | FromAgent::Join(_)) => Some(*id),
             _ => None,
         };
         let orders = match &mut desk.leader {
@@ -293,8 +293,8 @@ impl Agents {
             },
         };
         self.carry_out(desk, orders, now, !is_beat);
-        // One that was led all the time knows it by this.
-        if let (Some(link), Some(standing)) = (comes_back.and_then(|id| desk.links.get(&id)), &desk.told) {
+        // One that looks for who leads knows it by this, though nothing may be new to the others.
+        if let (Some(link), Some(standing)) = (comes.and_then(|id| desk.links.get(&id)), &desk.told) {
             say(link, &ToAgent::Standing(Box::new(standing.clone())));
         }
     }

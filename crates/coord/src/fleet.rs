@@ -19,7 +19,8 @@
 //! number are left then, they wait for others, too.
 //!
 //! More nodes than the largest number may stand by, as many as was said. One of them takes the place of one that is missing at
-//! once, so that the others don't come to be too few.
+//! once, so that the others don't come to be too few. They have numbers of their own from [`phalanx_job::FIRST_SPARE`] on, by which
+//! they count among those of whom half have to be left, and come back to whoever leads the run on, or lead it.
 
 mod admit;
 mod back;
@@ -310,10 +311,13 @@ impl Fleet {
         }
         // One whose connection was lost may come anew before that is heard of.
         let before = self.members.iter().find(|(_, member)| member.node.standby == node.standby);
-        let before = before.map(|(before, _)| *before).or_else(|| self.spares.at(node.standby));
-        if let Some(before) = before {
+        if let Some(before) = before.map(|(before, _)| *before) {
             todo.push(Order::Drop(before));
             self.gone(now, before, "its agent came anew".into(), todo);
+        }
+        if let Some(before) = self.spares.at(node.standby) {
+            todo.push(Order::Drop(before));
+            self.spares.remove(before);
         }
         // Who comes anew goes on nowhere else.
         self.silent.retain(|silent| silent.standby != node.standby);
@@ -327,18 +331,22 @@ impl Fleet {
         todo.extend(admit::doubts(&self.terms, &node).map(Order::Warn));
         let has_room = self.members.len() < self.terms.most as usize;
         if has_room && (!node.spare || self.spares.count() >= self.terms.spares as usize) {
-            return self.take_in(now, id, node, todo);
+            return self.take_in(now, now, id, node, todo);
         }
         todo.push(Order::Warn(format!("{} stands by, in case that a node is lost", node.host)));
-        self.spares.add(now, id, node);
+        self.known.insert(node.standby);
+        self.spares.add(now, id, node, None);
+        if self.members.values().any(|member| member.numbered.is_some()) {
+            self.spares.known_from(now);
+        }
     }
 
-    /// A node that has come gets a place.
-    fn take_in(&mut self, now: Instant, id: NodeId, node: Node, todo: &mut Vec<Order>) {
+    /// A node that was heard of then gets a place.
+    fn take_in(&mut self, heard: Instant, now: Instant, id: NodeId, node: Node, todo: &mut Vec<Order>) {
         let host = node.host.clone();
         let (number, numbered, stage, seats) = (None, None, Stage::Ready, 0..0);
         let goes_on = self.goes_on();
-        self.members.insert(id, Member { node, heard: now, number, numbered, seats, stage, leaves: false });
+        self.members.insert(id, Member { node, heard, number, numbered, seats, stage, leaves: false });
         // One that comes while some have done all their work comes too late to help.
         let is_open = self.members.values().all(|member| member.stage != Stage::Done);
         match &self.phase {
@@ -351,7 +359,7 @@ impl Fleet {
 
     fn said(&mut self, now: Instant, id: NodeId, said: FromAgent, todo: &mut Vec<Order>) {
         if self.spares.has(id) {
-            return self.spares.said(now, id, &said, todo);
+            return self.said_by_spare(now, id, &said, todo);
         }
         let Some(member) = self.members.get_mut(&id) else {
             // One that was told where to go may have to ask again, where it finds nobody yet.
@@ -398,8 +406,13 @@ impl Fleet {
                     (false, true) => self.part_from(seats, todo),
                     (true, true) => {
                         todo.push(Order::DoWithout(generation, seats));
-                        self.members.remove(&id);
+                        let left = self.members.remove(&id);
                         todo.push(Order::Farewell(id));
+                        let is_too_few = self.staying_or_spare() < self.least();
+                        if let Some(left) = left.filter(|_| is_too_few && self.staying() > 0) {
+                            // One that was to take its place is gone as well.
+                            self.stop(StopWhy::Left(left.node.host), None, todo);
+                        }
                     }
                     (true, false) if self.in_place => self.release_late_comers(todo),
                     _ => {}
@@ -423,7 +436,8 @@ impl Fleet {
     }
 
     fn failed(&mut self, now: Instant, id: NodeId, failure: WorkerFailure, todo: &mut Vec<Order>) {
-        if self.goes_on() && self.is_coming(id) && self.members.len() > self.least() {
+        let others = self.members.len() + self.spares.count() - 1;
+        if self.goes_on() && self.is_coming(id) && self.members.len() > 1 && others >= self.least() {
             return self.do_without(id, &failure, todo);
         }
         let setback = self.setback(now, &self.members[&id], Mishap::Worker(failure));
@@ -454,9 +468,10 @@ impl Fleet {
         member.leaves = true;
         let (host, stage) = (member.node.host.clone(), member.stage);
         let has_begun = !matches!(self.phase, Phase::Gathering(_)) || self.generation > Generation(0);
+        let is_missed = self.terms.least == self.terms.most && self.staying_or_spare() < self.least();
         match (&self.phase, stage) {
-            // Nobody would be left whom others could come to.
-            (_, Stage::Ready | Stage::Running) if has_begun && self.staying() == 0 => {
+            // Nobody would be left whom others could come to, or none can be missed.
+            (_, Stage::Ready | Stage::Running) if has_begun && (self.staying() == 0 || is_missed) => {
                 self.quit(id, signal, todo);
             }
             (_, Stage::Ready | Stage::Done) => {
@@ -492,12 +507,12 @@ impl Fleet {
     }
 
     fn gone(&mut self, now: Instant, id: NodeId, how: String, todo: &mut Vec<Order>) {
-        if self.spares.remove(id) {
-            return;
+        if self.spares.has(id) {
+            return self.spare_goes(id, &format!("was lost: {how}"), todo);
         }
         let stays = |(other, member): (&NodeId, &Member)| *other != id && !member.leaves;
         let staying = self.members.iter().filter(|member| stays(*member)).count();
-        let goes_on = self.goes_on() && staying + self.spares.count() >= self.least();
+        let goes_on = self.goes_on() && staying > 0 && staying + self.spares.count() >= self.least();
         let Some(member) = self.members.remove(&id) else { return };
         if member.stage == Stage::Running && goes_on {
             if !member.leaves {

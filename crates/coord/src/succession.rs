@@ -1,6 +1,6 @@
 //! Who leads the nodes of a run when their coordinator is gone: no I/O, no clock.
 //!
-//! Nodes are tried in the order of their numbers; the first that is there calls the roll of all that were led, and leads those
+//! Nodes are tried in the order of their numbers, those that stand by last; the first that is there calls the roll of all that were led, and leads those
 //! that come back. That none of the others can be led by somebody else meanwhile is known of nodes whose agent has ended: their
 //! machine says so by refusing connections. A node that is only silent may be alive, cut off from these, so of all but those
 //! that have ended more than half must be here, or half and the first of them. Who counts as first is the coordinator that is
@@ -9,7 +9,7 @@
 //! Invariant S-ONE: of nodes that know the same standing, no two sets without a common node can both be led.
 
 use crate::fleet::{Event, Fleet, Legacy, NodeId, Order, Patience};
-use phalanx_job::{FromAgent, Node, NodeStanding, Return, Standing, Terms};
+use phalanx_job::{FIRST_SPARE, FromAgent, NodeStanding, Return, Standing, Terms};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,11 @@ pub fn quorum(
     if here.len() * 2 > left.len() || here.len() * 2 == left.len() && has_first {
         return Ok(());
     }
-    let silent: Vec<String> = left.difference(&here).map(u32::to_string).collect();
+    let name = |number: &u32| match number.checked_sub(FIRST_SPARE) {
+        Some(_) => "one that stands by".into(),
+        None => number.to_string(),
+    };
+    let silent: Vec<String> = left.difference(&here).map(name).collect();
     let (count, of, silent) = (here.len(), left.len(), silent.join(", "));
     Err(format!(
         "only {count} of {of} nodes are here: {silent} may be alive and go on without them\nhint: start the run again with --resume, or run three nodes or more, of which one may be lost"
@@ -62,8 +66,6 @@ pub struct RollCall {
     /// The number of the node that calls.
     own: u32,
     ended: BTreeSet<u32>,
-    /// How many nodes the run needs.
-    least: u32,
     back: Vec<(NodeId, Return)>,
     /// What nodes have said besides.
     held: Vec<(NodeId, FromAgent)>,
@@ -71,10 +73,9 @@ pub struct RollCall {
 }
 
 impl RollCall {
-    /// `own` is the number of the node that calls, `least` how many nodes the run needs; the agents of those in `ended` are known to
-    /// have ended.
-    pub fn new(standing: Standing, least: u32, own: u32, ended: BTreeSet<u32>, until: Instant) -> RollCall {
-        RollCall { standing, own, ended, least, back: Vec::new(), held: Vec::new(), until }
+    /// `own` is the number of the node that calls; the agents of those in `ended` are known to have ended.
+    pub fn new(standing: Standing, own: u32, ended: BTreeSet<u32>, until: Instant) -> RollCall {
+        RollCall { standing, own, ended, back: Vec::new(), held: Vec::new(), until }
     }
 
     /// The numbers of those that haven't come back and aren't known to have ended.
@@ -100,14 +101,7 @@ impl RollCall {
                 self.back.push((id, *back));
             }
             Event::Said(_, FromAgent::Beat) => {}
-            Event::Said(id, said) => {
-                if let FromAgent::Join(node) = &said {
-                    // One whose connection was lost comes anew.
-                    let is_it = |said: &FromAgent| matches!(said, FromAgent::Join(known) if known.standby == node.standby);
-                    self.held.retain(|(_, said)| !is_it(said));
-                }
-                self.held.push((id, said));
-            }
+            Event::Said(id, said) => self.held.push((id, said)),
             Event::Gone(id, _) => {
                 self.back.retain(|(of, _)| *of != id);
                 self.held.retain(|(of, _)| *of != id);
@@ -135,25 +129,10 @@ impl RollCall {
         if !here.contains(&self.own) {
             return Verdict::Wait(now + OWN);
         }
-        let is_awaited = nodes.iter().any(is_missing) || self.lacks_spares(here.len());
-        if is_awaited && now < self.until {
+        if nodes.iter().any(is_missing) && now < self.until {
             return Verdict::Wait(self.until);
         }
         quorum(&nodes, leader, &self.ended, &here).map_or_else(Verdict::GiveUp, |()| Verdict::Lead)
-    }
-
-    /// Whether those that are here are too few to go on as they do, and others that stood by may still come.
-    fn lacks_spares(&self, here: usize) -> bool {
-        let come = self.held.iter().filter(|(_, said)| self.spare(said).is_some()).count();
-        self.standing.in_place && here + come < self.least as usize && come < self.standing.spares.len()
-    }
-
-    /// The node that says so, if it has stood by.
-    fn spare<'a>(&self, said: &'a FromAgent) -> Option<&'a Node> {
-        match said {
-            FromAgent::Join(node) => Some(node).filter(|node| self.standing.spares.contains(&node.standby)),
-            _ => None,
-        }
     }
 
     /// The fleet of those that have come back, and what is to be done at first.
@@ -164,16 +143,20 @@ impl RollCall {
         now: Instant,
         clock_ms: u64,
     ) -> (Fleet, Vec<Order>) {
-        let spare = |(id, said): &(NodeId, FromAgent)| Some((*id, self.spare(said)?.clone()));
-        let spares: Vec<(NodeId, Node)> = self.held.iter().filter_map(spare).collect();
-        let RollCall { standing, own, ended, back, mut held, .. } = self;
-        let is_join = |said: &FromAgent| matches!(said, FromAgent::Join(_));
-        held.retain(|(id, said)| !is_join(said) || spares.iter().all(|(spare, _)| spare != id));
-        let strangers: Vec<NodeId> =
-            back.iter().filter(|(_, back)| !is_led(&standing, back)).map(|(id, _)| *id).collect();
-        let left = Legacy { standing: &standing, leader: own, ended: &ended, back: &back, spares: &spares };
+        let RollCall { standing, own, ended, back, held, .. } = self;
+        let strangers: Vec<(NodeId, Return)> =
+            back.iter().filter(|(_, back)| !is_led(&standing, back)).cloned().collect();
+        let left = Legacy { standing: &standing, leader: own, ended: &ended, back: &back };
         let (mut fleet, mut orders) = Fleet::resume(terms, patience, &left, now, clock_ms);
-        orders.extend(strangers.into_iter().map(Order::GoneOn));
+        for (id, back) in strangers {
+            // One that stood by, and hasn't heard that it was taken in, can come anew.
+            match back.standing.at(back.standby).filter(|_| back.number >= FIRST_SPARE) {
+                Some(known) => {
+                    orders.extend(fleet.heed(now, Event::Said(id, FromAgent::Join(known.node.clone()))))
+                }
+                None => orders.push(Order::GoneOn(id)),
+            }
+        }
         for (id, said) in held {
             orders.extend(fleet.heed(now, Event::Said(id, said)));
         }

@@ -8,7 +8,7 @@ mod link;
 mod standing;
 
 pub use link::{AGENT_BEAT, AgentLink};
-pub use standing::{NodeStanding, Phase, Stage, Standing, StopWhy};
+pub use standing::{FIRST_SPARE, NodeStanding, Phase, Stage, Standing, StopWhy};
 
 use crate::drain::DRAINED;
 use crate::message::Notice;

@@ -3,6 +3,7 @@
 use crate::error::Error;
 use phalanx_wire::{Generation, Rank};
 use std::fs::{self, File, TryLockError};
+use std::io::Read as _;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -10,8 +11,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// The right to write what a run has only one of, given back when dropped, and by the system when its process dies.
 ///
 /// A process that hangs keeps it. Others of the same run, which go on without that process, take it over: they put a lock of
-/// their own in the place of its file. Whoever holds the right looks, each time before it makes use of it, whether that is
-/// still its own.
+/// their own in the place of its file. Whoever holds the right looks whether that is still its own before each event that it
+/// writes down, and before it keeps what the run leaves.
 #[derive(Debug)]
 #[must_use = "it is given back when dropped"]
 pub struct Claim {
@@ -47,10 +48,11 @@ impl Claim {
         }
     }
 
-    /// Writes down whose it is, so that others of that run may take it over. On a disk that is full they can't.
+    /// Writes down whose it is, so that others of that run may take it over, also on other machines. On a disk that is full they can't.
     fn sign(self, run: &str) -> Claim {
         if let Some(file) = &self.file {
-            let _ = file.set_len(0).and_then(|()| file.write_all_at(run.as_bytes(), 0));
+            let written = file.set_len(0).and_then(|()| file.write_all_at(run.as_bytes(), 0));
+            let _ = written.and_then(|()| file.sync_data());
         }
         self
     }
@@ -58,8 +60,16 @@ impl Claim {
     /// Takes it from a process of this run that has it and may hang; none where another run has it, or one that didn't say whose
     /// it is.
     fn take_over(path: &Path, run: &str) -> std::io::Result<Option<Claim>> {
-        if run.is_empty() || fs::read_to_string(path)? != run {
+        let mut there = File::options().read(true).write(true).open(path)?;
+        let mut name = String::new();
+        there.read_to_string(&mut name)?;
+        if run.is_empty() || name != run {
             return Ok(None);
+        }
+        if there.try_lock().is_ok() {
+            // It has just ended.
+            let claim = Claim { file: Some(there), path: Some(path.to_owned()) };
+            return Ok(Some(claim.sign(run)).filter(Claim::is_held));
         }
         // Workers on several machines may have one number.
         let mark = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
@@ -76,8 +86,10 @@ impl Claim {
     pub fn is_held(&self) -> bool {
         let place = |found: fs::Metadata| (found.dev(), found.ino());
         let (Some(file), Some(path)) = (&self.file, &self.path) else { return true };
+        // Opened, since a network's file system asks its server then, and may say otherwise what it knows from a minute ago.
+        let there = || File::open(path).and_then(|file| file.metadata());
         // A folder that was moved or can't be looked at for now is no other's.
-        file.metadata().is_ok_and(|own| fs::metadata(path).map_or(true, |there| place(there) == place(own)))
+        file.metadata().is_ok_and(|own| there().map_or(true, |there| place(there) == place(own)))
     }
 }
 

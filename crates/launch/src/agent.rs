@@ -52,7 +52,7 @@ struct Agent<'a> {
     /// How the run stood when that was told last, and when that was.
     standing: Option<(Standing, Instant)>,
     node: Node,
-    /// Its number in the last generation that it was in, and which that was.
+    /// Its number in the last generation that it was in, and which that was; or as one that stands by.
     place: Option<(u32, Generation)>,
     /// The descriptor that holds the secret.
     secret: RawFd,
@@ -88,8 +88,8 @@ struct Agent<'a> {
     scouted: BTreeSet<SocketAddr>,
     /// Nobody else writes to the logs of who leads.
     claim: Option<Claim>,
-    /// Whether it has had workers.
-    has_played: bool,
+    /// Whether it has had a part in the run: workers, or a number among those that stand by.
+    has_part: bool,
     /// Since when those that it was sent to can't be reached.
     unreached: Option<Instant>,
 }
@@ -167,7 +167,7 @@ pub(crate) fn run(mut crew: Crew<'_>, nodes: &Nodes) -> Result<Outcome, LaunchEr
         reached: Arc::default(),
         scouted: BTreeSet::new(),
         claim,
-        has_played: false,
+        has_part: false,
         unreached: None,
     };
     let over = agent.take_part();
@@ -178,7 +178,7 @@ pub(crate) fn run(mut crew: Crew<'_>, nodes: &Nodes) -> Result<Outcome, LaunchEr
         coordinator.see_agents_off(FAREWELL);
     }
     let max_restarts = agent.terms.max_restarts;
-    let is_lost_to_all = agent.has_played && nodes.need_each_other();
+    let is_lost_to_all = agent.has_part && nodes.need_each_other();
     let outcome = match over? {
         Over::Left(signal) => return Ok(told::outcome(agent.crew, 128 + signal, EndReason::Left)),
         Over::Ended(end) => told::ended(agent.crew, end, max_restarts),
@@ -255,7 +255,7 @@ impl Agent<'_> {
             match news {
                 News::Fleet(ToAgent::Begin(seat)) => return Ok(Next::Begin(seat)),
                 News::Fleet(ToAgent::End(end)) => return Ok(Next::Over(Over::Ended(end))),
-                News::Fleet(ToAgent::Refused { reason }) if self.has_played => {
+                News::Fleet(ToAgent::Refused { reason }) if self.has_part => {
                     let address = self.link.coordinator();
                     return Ok(Next::Over(Over::Alone(Error::Broken { address, reason })));
                 }
@@ -310,7 +310,7 @@ impl Agent<'_> {
 
     /// Whether the run could go on without this node.
     fn may_leave(&self) -> bool {
-        self.terms.least < self.terms.most
+        self.terms.least < self.terms.most || self.terms.spares > 0
     }
 
     /// Whether it may go without being told so: nobody waits for what it says.
@@ -334,7 +334,7 @@ impl Agent<'_> {
     fn play(&mut self, seat: Seat) -> Result<Option<Error>, LaunchError> {
         let generation = seat.generation;
         self.crew.watch.begin(generation);
-        self.has_played = true;
+        self.has_part = true;
         self.undecided.clear();
         self.finished.clear();
         self.given_up.clear();

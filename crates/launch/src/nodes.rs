@@ -35,8 +35,8 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// Whether the run is over for all of them once one is lost for good: none can be missed, and no others come.
+    /// Whether the run is over for all of them once more are lost for good than stand by: no others come.
     pub(crate) fn need_each_other(&self) -> bool {
-        self.least == self.most && self.spares == 0 && self.patience.anew.is_some()
+        self.least == self.most && self.patience.anew.is_some()
     }
 }

@@ -40,7 +40,7 @@ pub(super) fn placed(args: &RunArgs, get: impl Fn(&str) -> Option<String>) -> Re
             }
             if most > 1 {
                 // Of MIN:MAX nodes the job has got one, and no other can come into its step.
-                (args.nnodes, args.spares) = (None, 0);
+                (args.nnodes, args.spares, args.stand_by) = (None, 0, false);
             }
         }
         if is_alone && args.spares > 0 {

@@ -115,6 +115,47 @@ fn nodes_that_stand_by_take_the_places_of_those_that_are_lost_and_the_result_has
     run.has_the_bits_of_an_undisturbed_one(&[]);
 }
 
+/// Its machine is silent, so it may be alive: of three that know each other two go on, and none of two.
+#[test]
+fn one_that_stands_by_and_one_other_go_on_without_the_coordinators_node_that_stands_still() {
+    let mut run = Training::new(&["--nnodes", "2", "--spares", "1", "--max-restarts", "3"], "--epochs 150");
+    let [first, second] = run.two();
+    run.until(|event| event["event"] == "step");
+    let third = run.node("c");
+    third.says(" stands by, in case that a node is lost");
+    let worker = run.worker("a", 0);
+    first.signal("-STOP");
+    kill("-STOP", &worker);
+    second.says("this node leads the run on");
+    run.until_members(1);
+    run.until_members(2);
+    kill("-CONT", &worker);
+    first.signal("-CONT");
+    // It stands by from now on.
+    first.says("the run goes on elsewhere: joining it");
+    let [_, said, _] = run.ends_well([first, second, third]);
+    assert!(
+        said.contains(" comes in for a node that is missing") && !said.contains("starting all"),
+        "{said}"
+    );
+    run.has_the_bits_of_an_undisturbed_one(&[]);
+}
+
+/// Its workers begin again from the last checkpoint.
+#[test]
+fn one_that_stands_by_leads_the_run_on_where_no_other_is_left() {
+    let mut run = Training::new(&["--nnodes", "1", "--spares", "1", "--max-restarts", "3"], "--epochs 60");
+    let first = run.node("a");
+    run.until(|event| event["event"] == "epoch" && event["epoch"] == 2);
+    let second = run.node("b");
+    second.says(" stands by, in case that a node is lost");
+    first.signal("-9");
+    second.says("this node leads the run on");
+    second.says(" comes in for a node that is missing");
+    run.ends_well([second]);
+    run.has_the_bits_of_an_undisturbed_one(&[]);
+}
+
 /// Its worker, which tells of the run, stands still as well, and keeps the run directory: longer than what is killed may take to end.
 #[test]
 fn what_happens_is_told_on_though_the_node_that_told_it_hangs() {

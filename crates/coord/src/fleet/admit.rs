@@ -24,7 +24,9 @@ pub(super) fn admit(
         ("--max-restarts", terms.max_restarts.to_string(), theirs.max_restarts.to_string()),
     ] {
         if ours != theirs {
-            return Err(format!("this run has {flag} {ours}, not {theirs}\n{another}"));
+            return Err(format!(
+                "this run has {flag} {ours}, not {theirs}\nhint: give it the same on all nodes; another run with another --rdzv-id may use the same endpoint"
+            ));
         }
     }
     if newcomer.workers == 0 {
@@ -43,7 +45,9 @@ pub(super) fn admit(
         let its = if terms.most == 1 { "node".into() } else { format!("{} nodes", terms.most) };
         let hosts = hosts.join(", ");
         let beside = if spares > 0 { format!(", and {spares} that stand by") } else { String::new() };
-        let stands_by = "with --spares, on all nodes, more than that stand by in case that one is lost";
+        let more = terms.spares + 1;
+        let stands_by =
+            format!("with --spares {more}, on all nodes, one more stands by in case that one is lost");
         return Err(format!("this run has its {its}: {hosts}{beside}\n{another}; {stands_by}"));
     }
     let apart = newcomer.clock_ms.and_then(|theirs| why_too_far_apart(&newcomer.host, theirs, clock_ms));

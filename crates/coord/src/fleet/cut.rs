@@ -11,21 +11,21 @@ impl Fleet {
         let is_silent = |member: &Member| now.saturating_duration_since(member.heard) >= silence;
         let silent: Vec<NodeId> =
             self.members.iter().filter(|(_, member)| is_silent(member)).map(|(id, _)| *id).collect();
-        for id in silent {
+        // Those first that stand by: nobody is done without for one that isn't there either.
+        for id in self.spares.silent(now, silence).into_iter().chain(silent) {
             todo.push(Order::Drop(id));
             self.count_silent(now, id);
             self.gone(now, id, format!("gave no sign of life for {:.1} s", silence.as_secs_f64()), todo);
         }
-        self.spares.drop_silent(now, silence, todo);
     }
 
     /// This node may be alive elsewhere.
     pub(super) fn count_silent(&mut self, now: Instant, id: NodeId) {
         let known = self.members.get(&id).filter(|member| !member.leaves);
+        let known = known.map(|member| (member.node.standby, member.heard, member.numbered));
         // With its number it was told of all others that have one.
-        let silent = known.and_then(|member| {
-            let knew_at = member.heard.max(member.numbered?);
-            Some(Silent { standby: member.node.standby, found: now, knew_at })
+        let silent = known.or_else(|| self.spares.known(id)).and_then(|(standby, heard, numbered)| {
+            Some(Silent { standby, found: now, knew_at: heard.max(numbered?) })
         });
         self.silent.extend(silent);
     }
@@ -35,8 +35,9 @@ impl Fleet {
         self.silent.retain(|silent| now.saturating_duration_since(silent.found) < CUT);
         let Some(cut_at) = self.silent.iter().map(|silent| silent.knew_at).min() else { return };
         // Those that fell silent may not know who has come since.
-        let knew = |member: &&Member| member.numbered.is_some_and(|numbered| numbered <= cut_at);
-        let (here, silent) = (self.members.values().filter(knew).count() as u32, self.silent.len() as u32);
+        let members = self.members.values().filter_map(|member| member.numbered);
+        let here = members.chain(self.spares.numbered()).filter(|numbered| *numbered <= cut_at).count();
+        let (here, silent) = (here as u32, self.silent.len() as u32);
         if here >= silent {
             return;
         }

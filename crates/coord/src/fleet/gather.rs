@@ -111,6 +111,7 @@ impl Fleet {
             member.numbered.get_or_insert(now);
             self.known.insert(member.node.standby);
         }
+        self.spares.known_from(now);
         (self.phase, self.in_place, self.membership) = (Phase::Running, false, None);
         self.drained = false;
         todo.push(Order::Begin(self.generation, seats));

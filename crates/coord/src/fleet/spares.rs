@@ -1,7 +1,7 @@
 //! Nodes that stand by, and take the places of others.
 
 use super::{Fleet, NodeId, Order, Phase};
-use phalanx_job::{FromAgent, Node, Stage};
+use phalanx_job::{FIRST_SPARE, FromAgent, Node, NodeStanding, Stage};
 use phalanx_wire::Generation;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -9,86 +9,103 @@ use std::time::{Duration, Instant};
 
 /// Those that stand by, the first to come first.
 #[derive(Debug, Default)]
-pub(super) struct Spares(BTreeMap<NodeId, Spare>);
+pub(super) struct Spares {
+    all: BTreeMap<NodeId, Spare>,
+    /// How many numbers were given so far.
+    numbers: u32,
+}
 
 #[derive(Debug)]
 struct Spare {
     node: Node,
     heard: Instant,
+    number: u32,
+    /// Since when the others know of it; not before the run has begun.
+    numbered: Option<Instant>,
 }
 
 impl Spares {
     pub(super) fn count(&self) -> usize {
-        self.0.len()
+        self.all.len()
     }
 
     pub(super) fn has(&self, id: NodeId) -> bool {
-        self.0.contains_key(&id)
+        self.all.contains_key(&id)
     }
 
     /// What each of them said of itself.
     #[cfg(test)]
     pub(super) fn node(&self, id: NodeId) -> Option<&Node> {
-        self.0.get(&id).map(|spare| &spare.node)
-    }
-
-    /// Where their agents listen.
-    pub(super) fn addresses(&self) -> Vec<SocketAddr> {
-        self.0.values().map(|spare| spare.node.standby).collect()
+        self.all.get(&id).map(|spare| &spare.node)
     }
 
     /// The one whose agent listens there.
     pub(super) fn at(&self, standby: SocketAddr) -> Option<NodeId> {
-        self.0.iter().find(|(_, spare)| spare.node.standby == standby).map(|(id, _)| *id)
+        self.all.iter().find(|(_, spare)| spare.node.standby == standby).map(|(id, _)| *id)
     }
 
-    pub(super) fn add(&mut self, now: Instant, id: NodeId, node: Node) {
-        self.0.insert(id, Spare { node, heard: now });
+    /// One that has this number already is known to the others.
+    pub(super) fn add(&mut self, now: Instant, id: NodeId, node: Node, number: Option<u32>) {
+        let (numbered, next) = (number.map(|_| now), FIRST_SPARE + self.numbers);
+        let number = number.unwrap_or(next);
+        self.numbers = (number - FIRST_SPARE + 1).max(self.numbers);
+        self.all.insert(id, Spare { node, heard: now, number, numbered });
     }
 
-    /// Gives whether it was one.
-    pub(super) fn remove(&mut self, id: NodeId) -> bool {
-        self.0.remove(&id).is_some()
+    /// The others know of all of them.
+    pub(super) fn known_from(&mut self, now: Instant) {
+        self.all.values_mut().for_each(|spare| _ = spare.numbered.get_or_insert(now));
+    }
+
+    /// It has another connection.
+    pub(super) fn rename(&mut self, now: Instant, old: NodeId, id: NodeId) {
+        if let Some(spare) = self.all.remove(&old) {
+            self.all.insert(id, Spare { heard: now, ..spare });
+        }
+    }
+
+    pub(super) fn remove(&mut self, id: NodeId) {
+        self.all.remove(&id);
     }
 
     pub(super) fn clear(&mut self) {
-        self.0.clear();
+        self.all.clear();
     }
 
     /// Nothing was heard for so long, since nobody listened.
     pub(super) fn make_up_for(&mut self, missed: Duration) {
-        self.0.values_mut().for_each(|spare| spare.heard += missed);
+        self.all.values_mut().for_each(|spare| spare.heard += missed);
     }
 
     /// When the next of them is silent, if nothing is heard until then.
     pub(super) fn silent_at(&self, silence: Duration) -> Option<Instant> {
-        self.0.values().map(|spare| spare.heard + silence).min()
+        self.all.values().map(|spare| spare.heard + silence).min()
     }
 
-    /// Gives up those that are silent by now.
-    pub(super) fn drop_silent(&mut self, now: Instant, silence: Duration, todo: &mut Vec<Order>) {
-        self.0.retain(|id, spare| {
-            let hears = now.saturating_duration_since(spare.heard) < silence;
-            if !hears {
-                todo.push(Order::Drop(*id));
-            }
-            hears
-        });
+    /// Those that are silent by now.
+    pub(super) fn silent(&self, now: Instant, silence: Duration) -> Vec<NodeId> {
+        let is_silent = |spare: &Spare| now.saturating_duration_since(spare.heard) >= silence;
+        self.all.iter().filter(|(_, spare)| is_silent(spare)).map(|(id, _)| *id).collect()
     }
 
-    /// One of them says something.
-    pub(super) fn said(&mut self, now: Instant, id: NodeId, said: &FromAgent, todo: &mut Vec<Order>) {
-        let Some(spare) = self.0.get_mut(&id) else { return };
-        spare.heard = now;
-        match said {
-            // Nobody misses it.
-            FromAgent::Leave { .. } | FromAgent::Quit { .. } => {
-                self.remove(id);
-                todo.push(Order::Farewell(id));
-            }
-            FromAgent::Moved { .. } => _ = self.remove(id),
-            _ => {}
-        }
+    /// Where it listens, when it was heard last, and since when the others know of it.
+    pub(super) fn known(&self, id: NodeId) -> Option<(SocketAddr, Instant, Option<Instant>)> {
+        self.all.get(&id).map(|spare| (spare.node.standby, spare.heard, spare.numbered))
+    }
+
+    /// Since when the others know of each.
+    pub(super) fn numbered(&self) -> impl Iterator<Item = Instant> {
+        self.all.values().filter_map(|spare| spare.numbered)
+    }
+
+    pub(super) fn standing(&self) -> impl Iterator<Item = NodeStanding> {
+        self.all.values().map(|spare| NodeStanding {
+            node: spare.node.clone(),
+            number: spare.numbered.map(|_| spare.number),
+            seats: 0..0,
+            stage: Stage::Ready,
+            leaves: false,
+        })
     }
 }
 
@@ -96,9 +113,9 @@ impl Fleet {
     /// Puts spares where nodes are missing, unless the run is as good as over.
     pub(super) fn call_spares(&mut self, now: Instant, todo: &mut Vec<Order>) {
         while self.has_place(now) {
-            let Some((id, spare)) = self.spares.0.pop_first() else { return };
-            todo.push(Order::Warn(format!("{} comes in for a node that is missing", spare.node.host)));
-            self.take_in(now, id, spare.node, todo);
+            let Some((id, Spare { node, heard, .. })) = self.spares.all.pop_first() else { return };
+            todo.push(Order::Warn(format!("{} comes in for a node that is missing", node.host)));
+            self.take_in(heard, now, id, node, todo);
         }
     }
 
@@ -120,11 +137,43 @@ impl Fleet {
     }
 
     pub(super) fn members_and_spares(&self) -> Vec<NodeId> {
-        self.members.keys().chain(self.spares.0.keys()).copied().collect()
+        self.members.keys().chain(self.spares.all.keys()).copied().collect()
     }
 
     /// How many nodes there are for the places of those that stay, and of those that are missing.
     pub(super) fn staying_or_spare(&self) -> usize {
         self.staying() + self.spares.count()
+    }
+
+    /// One that stands by says something.
+    pub(super) fn said_by_spare(
+        &mut self,
+        now: Instant,
+        id: NodeId,
+        said: &FromAgent,
+        todo: &mut Vec<Order>,
+    ) {
+        if let Some(spare) = self.spares.all.get_mut(&id) {
+            spare.heard = now;
+        }
+        match said {
+            FromAgent::Leave { .. } | FromAgent::Quit { .. } => {
+                self.spare_goes(id, "leaves", todo);
+                todo.push(Order::Farewell(id));
+            }
+            FromAgent::Moved { .. } => self.spares.remove(id),
+            _ => {}
+        }
+    }
+
+    /// One that stands by does so no longer, and nobody takes its place.
+    pub(super) fn spare_goes(&mut self, id: NodeId, how: &str, todo: &mut Vec<Order>) {
+        let Some(spare) = self.spares.all.remove(&id) else { return };
+        let left = match self.spares.count() {
+            0 => "none stands by now".to_owned(),
+            1 => "one stands by now".to_owned(),
+            n => format!("{n} stand by now"),
+        };
+        todo.push(Order::Warn(format!("{}, which stood by, {how}; {left}", spare.node.host)));
     }
 }

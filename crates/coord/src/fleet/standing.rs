@@ -1,7 +1,7 @@
 //! What the next coordinator has to know, and how it goes on from there.
 
 use super::{Event, Fleet, Left, Member, NodeId, Order, Patience, Phase, Stopping};
-use phalanx_job::{Node, NodeStanding, Return, Stage, Standing, Terms};
+use phalanx_job::{FIRST_SPARE, NodeStanding, Return, Stage, Standing, Terms};
 use phalanx_wire::Rank;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -44,8 +44,7 @@ impl Fleet {
             drained: self.drained,
             restarts: self.restarts.count as u32,
             setbacks: self.setbacks.clone(),
-            nodes: self.members.values().map(node).collect(),
-            spares: self.spares.addresses(),
+            nodes: self.members.values().map(node).chain(self.spares.standing()).collect(),
         }
     }
 
@@ -64,8 +63,6 @@ impl Fleet {
         (fleet.term, fleet.generation) = (term + 1, generation);
         fleet.remember(left.standing);
         let ids = fleet.seat_members(left, now);
-        // Before those are found lost whose places they take.
-        left.spares.iter().for_each(|(id, node)| fleet.spares.add(now, *id, node.clone()));
         fleet.phase = phase(left.standing, &ids).unwrap_or(fleet.phase);
         let mut todo = Vec::new();
         let keeps_steps = fleet.in_place && matches!(fleet.phase, Phase::Stopping(_)) && !fleet.gives_way();
@@ -110,11 +107,18 @@ impl Fleet {
         let mut ids = BTreeMap::new();
         for known in &left.standing.nodes {
             let Some(number) = known.number else { continue };
-            // One that isn't there has no connection, and so no number of one.
-            let id = left.find(number).unwrap_or(NodeId(u64::MAX - u64::from(number)));
-            ids.insert(number, id);
             let mut node = known.node.clone();
             node.leads = number == left.leader;
+            let found = left.find(number);
+            if number >= FIRST_SPARE {
+                // Nobody misses one that isn't there.
+                found.into_iter().for_each(|id| self.spares.add(now, id, node.clone(), Some(number)));
+                self.known.insert(node.standby);
+                continue;
+            }
+            // One that isn't there has no connection, and so no number of one.
+            let id = found.unwrap_or(NodeId(u64::MAX - u64::from(number)));
+            ids.insert(number, id);
             let member = Member {
                 node,
                 heard: now,
@@ -152,8 +156,6 @@ pub(crate) struct Legacy<'a> {
     /// The nodes whose agents are known to have ended.
     pub(crate) ended: &'a BTreeSet<u32>,
     pub(crate) back: &'a [(NodeId, Return)],
-    /// Those that stood by, and still do.
-    pub(crate) spares: &'a [(NodeId, Node)],
 }
 
 impl Legacy<'_> {

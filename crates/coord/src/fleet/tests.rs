@@ -697,13 +697,22 @@ fn a_node_that_stands_by_takes_the_place_of_one_that_is_lost() {
     assert_eq!(warned(&orders), ["n3 comes in for a node that is missing"]);
     assert_eq!(begun(&orders, 1), [(3, 0, 0), (2, 1, 1)]);
     // Those that stand by go as they like, by their end, their silence, or a signal.
-    assert_eq!(play.said(4, FromAgent::Quit { signal: 15 }), [Order::Farewell(NodeId(4))]);
+    let orders = play.said(4, FromAgent::Leave { signal: 15 });
+    assert_eq!(orders.last(), Some(&Order::Farewell(NodeId(4))));
+    assert_eq!(warned(&orders), ["n4, which stood by, leaves; none stands by now"]);
     play.gone(4);
+    play.come(9, 1);
     play.come(6, 1);
-    assert_eq!(play.gone(6), []);
+    assert_eq!(
+        warned(&play.gone(6)),
+        ["n6, which stood by, was lost: its connection ended; one stands by now"]
+    );
+    play.gone(9);
     play.come(7, 1);
     play.beating.retain(|id| id.0 != 7);
-    assert_eq!(play.pass(SILENCE), [Order::Drop(NodeId(7))]);
+    let orders = play.pass(SILENCE);
+    assert_eq!(orders[0], Order::Drop(NodeId(7)));
+    assert!(warned(&orders)[0].contains("gave no sign of life for 2.0 s"), "{orders:?}");
     // They hear of the end.
     play.come(8, 1);
     play.ended(2, 1, None);
@@ -762,6 +771,116 @@ fn the_others_go_on_in_place_with_a_node_that_stood_by() {
     assert!(orders.iter().any(is_taken_in), "{orders:?}");
     // With none that stands by the run can't be done without another.
     assert_eq!(stopped(&play.gone(4)).0, [3]);
+}
+
+/// Nodes of a fixed number, of which so many more stand by, whose workers go on in place.
+fn guarded(nodes: u32, spares: u32) -> Play {
+    let mut play = Play::with_spares(nodes, nodes, spares, 0);
+    (1..=u64::from(nodes + spares)).for_each(|id| drop(play.come(id, 1)));
+    play.heed(Event::InPlace(Generation(0), true));
+    play
+}
+
+#[test]
+fn a_node_that_stood_by_and_fails_is_done_without_where_another_stands_by() {
+    let mut play = guarded(2, 2);
+    play.gone(2);
+    // It was taken in, and its worker fails before it comes in.
+    let orders = play.said(3, FromAgent::Failed { generation: Generation(0), failure: failure(2) });
+    assert!(!orders.iter().any(|order| matches!(order, Order::Stop(..))), "{orders:?}");
+    assert!(orders.iter().any(|order| matches!(order, Order::Enlarge(_, NodeId(4), _))), "{orders:?}");
+}
+
+#[test]
+fn a_node_that_is_asked_to_leave_is_replaced_where_one_stands_by_and_else_ends_the_run() {
+    let leave = FromAgent::Leave { signal: 15 };
+    let mut play = guarded(2, 1);
+    assert_eq!(play.said(2, leave.clone()), [Order::Release(Generation(0), NodeId(2))]);
+    // The one that was to come instead is lost meanwhile.
+    play.gone(3);
+    assert_eq!(stopped(&play.ended(2, 0, None)).0, [1]);
+    let mut play = guarded(2, 1);
+    play.gone(3);
+    assert_eq!(stopped(&play.said(2, leave)).1, "node n2 was asked by signal 15 to end the run");
+}
+
+/// The others count them, so this side does.
+#[test]
+fn nodes_that_stand_by_count_among_those_of_whom_half_are_left() {
+    let falls_silent = |play: &mut Play, silent: &[u64]| {
+        play.beating.retain(|id| !silent.contains(&id.0));
+        (0..10)
+            .map(|_| play.pass(SILENCE))
+            .find(|orders| orders.iter().any(|order| !matches!(order, Order::Drop(_))))
+    };
+    let is_cut = |orders: &[Order]| orders.iter().any(|order| matches!(order, Order::Release(..)));
+    let mut play = guarded(2, 1);
+    let orders = falls_silent(&mut play, &[2, 3]).unwrap();
+    assert!(is_cut(&orders), "{orders:?}");
+    let mut play = guarded(2, 1);
+    let orders = falls_silent(&mut play, &[2]).unwrap();
+    assert!(!is_cut(&orders) && orders.iter().any(|order| matches!(order, Order::Enlarge(..))), "{orders:?}");
+}
+
+/// What a node of that number comes back with.
+fn comes_back(play: &Play, id: u64, standing: &phalanx_job::Standing) -> Return {
+    let standby = node(&format!("n{id}"), 1, &play.terms).standby;
+    let known = standing.at(standby).unwrap();
+    let runs = known.stage == Stage::Running;
+    Return {
+        number: known.number.unwrap(),
+        standby,
+        generation: Generation(0),
+        workers: known.seats.clone().filter(|_| runs).map(Rank).collect(),
+        standing: standing.clone(),
+    }
+}
+
+/// What the first of those that come back decides, where the nodes of these numbers are known to have ended.
+fn succeeded(play: &Play, ended: &[u32], back: &[u64]) -> Result<Vec<Order>, crate::succession::Verdict> {
+    use crate::succession::{RollCall, Verdict};
+    let (standing, now) = (play.fleet.standing(play.at()), play.at());
+    let own = comes_back(play, back[0], &standing).number;
+    let mut call = RollCall::new(standing.clone(), own, ended.iter().copied().collect(), now);
+    for id in back {
+        call.heed(Event::Said(NodeId(*id), FromAgent::Return(Box::new(comes_back(play, *id, &standing)))));
+    }
+    match call.verdict(now) {
+        Verdict::Lead => Ok(call.lead(play.terms.clone(), PATIENCE, now, 0).1),
+        other => Err(other),
+    }
+}
+
+#[test]
+fn those_that_stand_by_come_back_to_whoever_leads_the_run_on_and_may_be_that() {
+    let enlarges = |orders: &[Order]| orders.iter().any(|order| matches!(order, Order::Enlarge(..)));
+    // The coordinator's machine is silent, and two of three are here.
+    let orders = succeeded(&guarded(2, 1), &[], &[2, 3]).unwrap();
+    assert!(enlarges(&orders) && !orders.iter().any(|order| matches!(order, Order::Stop(..))), "{orders:?}");
+    let why = succeeded(&guarded(2, 1), &[], &[2]).unwrap_err();
+    let why = format!("{why:?}");
+    assert!(why.contains("only 1 of 3 nodes are here: 0, one that stands by may be alive"), "{why}");
+    // Nobody else is left, so the workers begin again.
+    let orders = succeeded(&guarded(1, 1), &[0], &[2]).unwrap();
+    assert_eq!(begun(&orders, 1), [(2, 0, 0)]);
+    assert!(succeeded(&guarded(1, 1), &[], &[2]).is_err());
+}
+
+#[test]
+fn one_that_stands_by_keeps_its_place_when_its_connection_is_lost_and_finds_one_when_it_was_given_up() {
+    let mut play = guarded(1, 1);
+    let standing = play.fleet.standing(play.at());
+    let back = |play: &Play| FromAgent::Return(Box::new(comes_back(play, 2, &standing)));
+    assert_eq!(play.said(5, back(&play)), [Order::Drop(NodeId(2))]);
+    assert_eq!((play.gone(2), play.fleet.spares.count()), (Vec::new(), 1));
+    play.gone(5);
+    assert!(
+        matches!(&play.said(6, back(&play))[..], [Order::Warn(words)] if words.starts_with("n2 stands by"))
+    );
+    // Another run's has no place here.
+    let mut other = Play::with_spares(1, 1, 1, 0);
+    other.come(1, 1);
+    assert_eq!(other.said(6, back(&play)), [Order::Estrange(NodeId(6))]);
 }
 
 #[test]
@@ -1002,7 +1121,7 @@ fn workers_that_are_to_end_in_place_meet_under_the_next_coordinator_and_no_other
             standing: standing.clone(),
         };
         let (ended, back) = (BTreeSet::from([0]), [(NodeId(2), back)]);
-        let left = Legacy { standing: &standing, leader: 1, ended: &ended, back: &back, spares: &[] };
+        let left = Legacy { standing: &standing, leader: 1, ended: &ended, back: &back };
         let (_, orders) = Fleet::resume(play.terms, PATIENCE, &left, now, 0);
         orders
     };

@@ -38,10 +38,8 @@ pub struct Standing {
     pub restarts: u32,
     /// What that was for.
     pub setbacks: Vec<Setback>,
-    /// The nodes.
+    /// The nodes, and those that stand by.
     pub nodes: Vec<NodeStanding>,
-    /// Where the agents of those listen that stand by.
-    pub spares: Vec<SocketAddr>,
 }
 
 /// What is done with a generation.
@@ -63,13 +61,17 @@ pub enum Phase {
     },
 }
 
+/// Numbers from here on are of nodes that stand by, and no others: they are told apart by them, and tried after all others where
+/// somebody has to lead the run.
+pub const FIRST_SPARE: u32 = 1 << 31;
+
 /// What is known of a node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NodeStanding {
     /// What it said of itself.
     pub node: Node,
-    /// Its number in the last generation that it was in.
+    /// Its number in the last generation that it was in; of one that stands by, one from [`FIRST_SPARE`] on.
     pub number: Option<u32>,
     /// The ranks that its workers were started with in that.
     pub seats: Range<u32>,
@@ -124,6 +126,11 @@ impl Standing {
     /// The node that leads it, if that is one of them.
     pub fn leader(&self) -> Option<&NodeStanding> {
         self.nodes.iter().find(|node| node.node.leads)
+    }
+
+    /// The node whose agent listens there.
+    pub fn at(&self, standby: SocketAddr) -> Option<&NodeStanding> {
+        self.nodes.iter().find(|node| node.node.standby == standby)
     }
 
     /// The nodes that have a number, by that, with where their agents listen.

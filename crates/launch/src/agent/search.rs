@@ -216,7 +216,7 @@ impl Search {
         let address = coordinator.address();
         let broken = |error: std::io::Error| Error::Broken { address, reason: error.to_string() };
         let until = Instant::now() + self.patience.silence + COMING;
-        let call = RollCall::new(self.standing.clone(), self.terms.least, back.number, ended, until);
+        let call = RollCall::new(self.standing.clone(), back.number, ended, until);
         coordinator.succeed(call, self.terms.clone(), self.patience, clock_ms()).map_err(broken)?;
         let is_over = AtomicBool::new(false);
         let led = std::thread::scope(|scope| {
@@ -262,8 +262,9 @@ impl Search {
             None => FromAgent::Join(self.node.clone()),
         });
         said.map_err(|_| NotLed::Lost)?;
-        let address = link.coordinator();
-        loop {
+        let (address, until) = (link.coordinator(), Instant::now() + self.patience.silence * PATIENCE);
+        // Beats are heard all the time.
+        while Instant::now() < until {
             match link.hear().map_err(|_| NotLed::Lost)? {
                 ToAgent::Standing(standing) => return Ok((link, *standing)),
                 ToAgent::Stranger => return Err(NotLed::Stranger),
@@ -274,6 +275,7 @@ impl Search {
                 _ => {}
             }
         }
+        Err(NotLed::Lost)
     }
 
     fn found(&mut self, link: AgentLink, standing: Standing, coordinator: Option<Coordinator>) -> Found {

@@ -7,7 +7,7 @@ use crate::news::News;
 use crate::report::Report;
 use crate::spec::LaunchError;
 use phalanx_coord::Coordinator;
-use phalanx_job::{AgentLink, Error, FromAgent, Return, Stage, Standing};
+use phalanx_job::{AgentLink, Error, FIRST_SPARE, FromAgent, Return, Stage, Standing};
 use phalanx_wire::{Deadline, Pass};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
@@ -229,6 +229,10 @@ impl Agent<'_> {
     /// Remembers how the run stands, and finds out whether those that would lead it next can be reached.
     pub(super) fn heed_standing(&mut self, standing: Standing) {
         let own = self.node.standby;
+        let number = standing.at(own).and_then(|node| node.number);
+        if let Some(number) = number.filter(|number| *number >= FIRST_SPARE) {
+            (self.place, self.has_part) = (Some((number, standing.generation)), true);
+        }
         let leads = standing.leader().map(|node| node.node.standby);
         let news: Vec<SocketAddr> = standing
             .numbered()
@@ -263,12 +267,15 @@ impl Agent<'_> {
         let (stop, stopped) = sync_channel::<()>(0);
         let ((host, port), pass) = (self.nodes.endpoint.clone(), self.pass.clone());
         let call = move || {
+            // The last is the likeliest to be there. A machine that is off takes a while not to answer, so others take turns.
+            let mut turn = former.iter().rev().copied().cycle();
             while stopped.recv_timeout(ANNOUNCE) == Err(RecvTimeoutError::Timeout) {
                 // A name that stands for nothing now may do so later.
                 let places = (host.as_str(), port).to_socket_addrs().into_iter().flatten();
-                let places = places.filter(|place| *place != address && !former.contains(place));
-                // The last is the likeliest to be there.
-                for place in places.chain(former.iter().rev().copied()) {
+                let mut places: Vec<SocketAddr> = places.filter(|place| *place != address).collect();
+                let next = turn.next().filter(|place| !places.contains(place));
+                places.extend(next);
+                for place in places {
                     let link = AgentLink::dial(place, &pass, Deadline::after(CALL_LIMIT), CALL_LIMIT);
                     // Mostly nobody is there.
                     let _ = link.and_then(|link| link.say(&FromAgent::Elsewhere { address, term }));

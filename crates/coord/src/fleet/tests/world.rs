@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::succession::{RollCall, Verdict};
-use phalanx_job::Return;
+use phalanx_job::{FIRST_SPARE, Return};
 use proptest::prelude::*;
 
 /// Something that may happen to a node.
@@ -303,13 +303,22 @@ impl World {
     fn succeed(&mut self, standing: phalanx_job::Standing) -> Vec<Order> {
         let now = self.play.at();
         let is_numbered = |number: &u32| standing.nodes.iter().any(|node| node.number == Some(*number));
+        let terms = self.play.terms.clone();
+        let standby = |id: u64| node(&format!("n{id}"), 1, &terms).standby;
+        // One that stands by knows its number as it knows how the run stands, and one that hasn't heard that it was taken in has some.
+        let number = |id: u64| match (self.last_numbers.get(&id), standing.at(standby(id))) {
+            (Some(number), _) => Some(*number).filter(is_numbered),
+            (None, Some(known)) if known.number < Some(FIRST_SPARE) => {
+                known.number.filter(|_| known.node.spare).map(|_| FIRST_SPARE + 99)
+            }
+            (None, known) => known?.number,
+        };
         // Their numbers as they know them.
         let mut numbered: Vec<(u32, u64)> = self
             .here
             .iter()
             .filter(|id| self.play.beating.contains(&NodeId(**id)))
-            .filter_map(|id| Some((*self.last_numbers.get(id)?, *id)))
-            .filter(|(number, _)| is_numbered(number))
+            .filter_map(|id| Some((number(*id)?, *id)))
             .collect();
         numbered.sort_unstable();
         let ([(leader, leads), heirs @ ..], false) = (&numbered[..], self.play.fleet.is_over()) else {
@@ -322,28 +331,18 @@ impl World {
         };
         self.mishap |= self.running.contains_key(leads);
         self.forget(*leads);
-        let mut call =
-            RollCall::new(standing.clone(), self.play.terms.least, *own, BTreeSet::from([*leader]), now);
+        let mut call = RollCall::new(standing.clone(), *own, BTreeSet::from([*leader]), now);
         for (number, id) in heirs {
             let running = self.running.get(id).map(|generation| Generation(*generation));
             let seats = running.map_or(0..0, |_| self.play.fleet.seats_of(NodeId(*id)));
             let back = Return {
                 number: *number,
-                standby: members_standby(&standing, *number),
+                standby: standby(*id),
                 generation: running.or(self.last.map(Generation)).unwrap_or_default(),
                 workers: seats.map(Rank).collect(),
                 standing: standing.clone(),
             };
             call.heed(Event::Said(NodeId(*id), FromAgent::Return(Box::new(back))));
-        }
-        // Some of those that stand by come in time.
-        let beats = |id: &u64| self.play.beating.contains(&NodeId(*id));
-        let spares =
-            |id: &&u64| id.is_multiple_of(2) && beats(id) && self.play.fleet.spares.has(NodeId(**id));
-        let early: Vec<u64> = self.here.iter().filter(spares).copied().collect();
-        for id in &early {
-            let node = self.play.fleet.spares.node(NodeId(*id)).expect("it stands by");
-            call.heed(Event::Said(NodeId(*id), FromAgent::Join(node.clone())));
         }
         if call.verdict(now) != Verdict::Lead {
             // Too many are silent.
@@ -362,7 +361,7 @@ impl World {
                 self.forget(id);
                 continue;
             };
-            if numbered.iter().all(|(_, known)| *known != id) && !early.contains(&id) {
+            if numbered.iter().all(|(_, known)| *known != id) {
                 orders.extend(self.play.said(id, FromAgent::Join(node.clone())));
             }
         }
@@ -389,10 +388,6 @@ impl World {
         let Some(generation) = self.running.remove(&id) else { return Vec::new() };
         self.play.ended(id, generation, None)
     }
-}
-
-fn members_standby(standing: &phalanx_job::Standing, number: u32) -> std::net::SocketAddr {
-    standing.nodes.iter().find(|node| node.number == Some(number)).unwrap().node.standby
 }
 
 proptest! {
