@@ -71,11 +71,13 @@ extern "C" __global__ void check_places(const i64 *index, int *bad, i64 n, i64 s
     }
 }
 
-// The gradient: each element of `out` gets the sum of those of `grad` that were taken from it, in their order.
-extern "C" __global__ void gather_gradient(const T *grad, const i64 *index, T *out, i64 outer, i64 size, i64 taken, i64 inner) {
+// The gradient: each element of `out` gets the sum of those of `grad` that were taken from it, in their order; none is a number where
+// `bad` says that some weren't there to be taken.
+extern "C" __global__ void gather_gradient(const T *grad, const i64 *index, T *out, const int *bad, i64 outer, i64 size, i64 taken, i64 inner) {
+    const float none = *bad == 0 ? 0.0f : NAN_F;
     for (i64 i = first_element(); i < outer * size * inner; i += all_threads()) {
         const i64 row = i / inner, from = row / size * taken * inner + i % inner;
-        float sum = 0.0f;
+        float sum = none;
         for (i64 k = 0; k < taken; k++) {
             if (index[from + k * inner] == row % size) sum += wide(grad[from + k * inner]);
         }

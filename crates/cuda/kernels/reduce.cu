@@ -65,15 +65,19 @@ extern "C" __global__ void sum_columns(const T *x, float *parts, i64 rows, i64 w
                     [=](i64 p, i64 column, const Found<1> &sums) { parts[column * pieces + p] = sums.of[0]; });
 }
 
-// Whole numbers, which wrap around: a block an output.
-extern "C" __global__ void sum_integers(const i64 *x, i64 *out, Walk<1> outputs, Walk<1> terms, i64 n_outputs, i64 n_terms) {
+// Whole numbers, which wrap around: a block a piece of an output, one after the other in `out`.
+extern "C" __global__ void sum_integers(const i64 *x, i64 *out, Walk<1> outputs, Walk<1> terms, i64 n_outputs, i64 n_terms, i64 piece) {
     __shared__ u64 room[MAX_WARPS];
-    for (i64 o = blockIdx.x; o < n_outputs; o += gridDim.x) {
-        const i64 *from = x + place(outputs, o);
+    // Of nothing there is one, of nothing.
+    const i64 pieces = n_terms <= piece ? 1 : (n_terms + piece - 1) / piece;
+    for (i64 i = blockIdx.x; i < n_outputs * pieces; i += gridDim.x) {
+        const i64 *from = x + place(outputs, i / pieces);
+        const i64 first = i % pieces * piece;
+        const i64 end = first + piece < n_terms ? first + piece : n_terms;
         u64 sum = 0;
-        for (i64 i = threadIdx.x; i < n_terms; i += blockDim.x) sum += (u64)from[place(terms, i)];
+        for (i64 k = first + threadIdx.x; k < end; k += blockDim.x) sum += (u64)from[place(terms, k)];
         sum = sum_of_block(sum, room);
-        if (threadIdx.x == 0) out[o] = (i64)sum;
+        if (threadIdx.x == 0) out[i] = (i64)sum;
     }
 }
 

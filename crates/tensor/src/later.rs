@@ -68,8 +68,11 @@ impl<T: Element> LaterVec<T> {
         match self.0 {
             States::Here(numbers) => numbers,
             States::Coming { count, coming } => {
-                let mut numbers = vec![T::default(); count];
+                let (mut numbers, device) = (vec![T::default(); count], coming.device.clone());
                 coming.fill(&mut numbers);
+                if let (false, Backend::Gpu(engine)) = (T::DTYPE.is_float(), device.backend()) {
+                    engine.check_indices();
+                }
                 numbers
             }
         }

@@ -4,6 +4,7 @@ use super::convolution::{Convolution, Numbers};
 use super::descriptor::{Descriptor, Raw};
 use super::foreign::{self, Functions};
 use super::graph::{Alignment, Graph, graph};
+use super::has_no_way;
 use super::target::Target;
 use crate::error::Error;
 use std::ffi::c_int;
@@ -60,7 +61,7 @@ pub(super) fn plans(
         let proposals = match proposals(functions, target, convolution, &graph, mode) {
             Ok(proposals) => proposals,
             Err(error) => {
-                refused = Some(error);
+                refused = Some(telling(refused, error));
                 continue;
             }
         };
@@ -78,7 +79,7 @@ pub(super) fn plans(
                 Ok(plan) if plan.workspace_bytes <= most_workspace_bytes => plans.push(plan),
                 Ok(_) => {}
                 // Not every engine that is proposed can do what it is proposed for.
-                Err(error) => refused = Some(error),
+                Err(error) => refused = Some(telling(refused, error)),
             }
         }
     }
@@ -87,6 +88,11 @@ pub(super) fn plans(
         return Err(refused.unwrap_or_else(|| none().expect_err("the status is one of failure")));
     }
     Ok(plans)
+}
+
+/// The refusal that says most: that no engine does it, for which there is another way, or else the last.
+fn telling(known: Option<Error>, error: Error) -> Error {
+    known.filter(has_no_way).unwrap_or(error)
 }
 
 /// Configurations of engines that a heuristic proposes.

@@ -110,6 +110,8 @@ pub fn whole_numbers(device: &Device) {
     assert_eq!(table.sum(&[1], Keep::Yes).to_vec::<i64>(), [32, 34, 36]);
     let many = Tensor::arange(device, -3..3000);
     assert_eq!(many.sum_all().to_vec::<i64>(), [(0..3000).sum::<i64>() - 6]);
+    let more = Tensor::arange(device, 0..40_000).reshape([20_000, 2]).t();
+    assert_eq!(more.sum(&[1], Keep::No).to_vec::<i64>(), [399_980_000, 400_000_000]);
     assert_eq!(many.split(1000, 0).iter().map(Tensor::count).collect::<Vec<_>>(), [1000, 1000, 1000, 3]);
     assert_eq!(many.chunk(4, 0)[3].dims(), [750]);
     assert_eq!(many.narrow(0, 0, 4).flip(0).to_vec::<i64>(), [0, -1, -2, -3]);

@@ -77,7 +77,8 @@ pub(crate) fn gather_gradient(engine: &Engine, grad: &Tensor, index: &Tensor, di
     check_float("gather", out.dtype);
     let ([outer, size, inner], [_, taken, _]) = (around(out.shape(), dim), around(grad.shape(), dim));
     let sizes = [outer, size, taken, inner].map(Arg::Int);
-    let args = [Arg::In(grad), Arg::In(index), Arg::Out(out), sizes[0], sizes[1], sizes[2], sizes[3]];
+    let bad = Arg::BareIn(engine.bad_index.address());
+    let args = [Arg::In(grad), Arg::In(index), Arg::Out(out), bad, sizes[0], sizes[1], sizes[2], sizes[3]];
     // SAFETY: as above.
     unsafe { engine.launch("gather_gradient", elements(out.count()), &args) }
 }

@@ -217,13 +217,15 @@ impl Engine {
         self.workspace.bytes() + self.bad_index.bytes()
     }
 
-    /// Panics where a kernel has met a label that is no class, or a row number that its table doesn't have; waits for all work.
+    /// Panics where a kernel has met a label that is no class, or the number of a place or row that isn't there; waits for all work.
     #[track_caller]
     pub(crate) fn check_indices(&self) {
         let found = succeeded(self.stream().read(&self.bad_index, 0..size_of::<i32>()));
         if found != [0; 4] {
             succeeded(self.stream().fill(&self.bad_index, 0..size_of::<i32>(), 0));
-            panic!("a label was no class of its scores, or an id no row of its table: the result is NaN");
+            panic!(
+                "a label was no class of its scores, an id no row of its table, or a place beyond its dimension: results are NaN, or 0 where they are whole numbers"
+            );
         }
     }
 }

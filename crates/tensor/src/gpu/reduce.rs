@@ -41,12 +41,20 @@ pub(crate) fn sum(engine: &Engine, x: &Tensor, out: &Tensor) {
     let (outputs, terms) = (part(&x.geometry, |d| !goes(d)), part(&x.geometry, goes));
     let walks = [Arg::Struct(outputs.as_bytes()), Arg::Struct(terms.as_bytes())];
     let sizes = [Arg::Int(n_outputs), Arg::Int(n_terms)];
-    if is_whole {
-        let args = [Arg::In(x), Arg::Out(out), walks[0], walks[1], sizes[0], sizes[1]];
-        // SAFETY: as below.
-        return unsafe { engine.launch("sum_integers", rows(n_outputs, n_terms), &args) };
-    }
     let pieces = n_terms.div_ceil(PIECE);
+    if is_whole {
+        let several = pieces > 1 && n_outputs < MANY;
+        let parts = several.then(|| Tensor::stale(x.device(), [n_outputs, pieces].into(), x.dtype));
+        let (sums, piece) = (parts.as_ref().unwrap_or(out), if several { PIECE } else { n_terms.max(1) });
+        let args = [Arg::In(x), Arg::Out(sums), walks[0], walks[1], sizes[0], sizes[1], Arg::Int(piece)];
+        let work = rows(sums.count(), piece);
+        // SAFETY: the walks go through the elements of `x`; there is a sum for each piece of an output.
+        unsafe { engine.launch("sum_integers", work, &args) };
+        return parts.into_iter().for_each(|parts| {
+            let column = Geometry::row_major([n_outputs, 1].into());
+            sum(engine, &parts, &out.seen_as(Geometry { offset: out.geometry.offset, ..column }));
+        });
+    }
     if pieces > 1 && n_outputs < MANY {
         let parts = Tensor::stale(x.device(), [n_outputs, pieces].into(), DType::F32);
         let args = [Arg::In(x), Arg::Out(&parts), walks[0], walks[1], sizes[0], sizes[1], Arg::Int(PIECE)];

@@ -40,7 +40,8 @@ impl Engine {
         self.upload(values, memory, at);
     }
 
-    /// The values of a contiguous tensor, once the stream has come to them.
+    /// The values of a contiguous tensor, once the stream has come to them. Panics where an index was none and that can't
+    /// be seen of them, as of whole numbers.
     #[track_caller]
     pub(crate) fn get<T: Element>(&self, from: &Tensor) -> Vec<T> {
         assert!(from.dtype == T::DTYPE, "tensor: holds {}, was asked for {}", from.dtype, T::DTYPE);
@@ -54,6 +55,10 @@ impl Engine {
         let (memory, at) = place(from);
         let mut values = vec![T::default(); from.count()];
         self.download_into(memory, at, &mut values);
+        if !T::DTYPE.is_float() {
+            // They look like any others.
+            self.check_indices();
+        }
         values
     }
 

@@ -194,8 +194,8 @@ impl Tensor {
     }
 
     /// This tensor with each element of `src` added to the one along dimension `dim` that `index`, i64, says: `index` has the shape of
-    /// `src`, and that is this tensor's but for that dimension. Places that aren't there are as in [`Tensor::gather`], but that a GPU
-    /// leaves them out, and says so where a number is read.
+    /// `src`, and that is this tensor's but for that dimension. Places that aren't there are as in [`Tensor::gather`], but that no
+    /// number of what a GPU gives is one then.
     ///
     /// ```
     /// use phalanx_tensor::{DType, Device, Tensor};

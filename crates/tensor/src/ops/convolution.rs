@@ -90,7 +90,13 @@ impl Tensor {
             weight.shape(),
             options.groups
         );
-        out.add(&bias.reshape([plan.c, 1, 1]))
+        // Channels are the columns of a matrix where they lie last.
+        let [last, back] = match out.order() {
+            Some(Order::ChannelsLast) => [[0, 2, 3, 1], [0, 3, 1, 2]],
+            Some(Order::Pixels) => [[2, 3, 0, 1], [2, 3, 0, 1]],
+            _ => return out.add(&bias.reshape([plan.c, 1, 1])),
+        };
+        out.permute(&last).add(bias).permute(&back)
     }
 
     /// The largest of each window of an (N, C, H, W) image.

@@ -303,3 +303,24 @@ fn an_arena_that_is_cut_lends_its_memory_and_is_one_again() {
         assert_eq!(arena.read_flat::<f32>(), doubled, "{runs:?}: in one run again");
     }
 }
+
+/// By numbers that are none, and once one is read, or whole numbers, which look like any others; whatever is made later is right again.
+#[test]
+fn a_place_that_is_not_there_is_told_where_a_number_is_read() {
+    let Some(rig) = rig(3) else { return };
+    let at = |places: &[i64]| Tensor::from_slice(&rig, places, [places.len()]);
+    let ones = Tensor::ones(&rig, [3], DType::F32);
+    let added = || Tensor::zeros(&rig, [2], DType::F32).scatter_add(0, &at(&[0, 2, 1]), &ones);
+    let told = |read: &dyn Fn()| {
+        let panic = catch_unwind(AssertUnwindSafe(read)).unwrap_err();
+        let words = panic.downcast_ref::<&str>().unwrap();
+        assert!(words.contains("or a place beyond its dimension"), "{words}");
+        // By one alone.
+        assert_eq!(ones.to_vec::<f32>(), [1.0; 3]);
+    };
+    assert!(added().to_vec::<f32>().iter().all(|number| number.is_nan()));
+    told(&|| _ = added().sum_all().item_later().item());
+    let taken = || Tensor::arange(&rig, 0..4).gather(0, &at(&[3, -1]));
+    told(&|| drop(taken().to_vec::<i64>()));
+    told(&|| drop(taken().to_vec_later::<i64>().to_vec()));
+}
