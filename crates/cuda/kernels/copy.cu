@@ -38,6 +38,12 @@ __device__ void transpose_tiles(const E *from, E *to, i64 matrices, i64 rows, i6
         __shared__ E tile[TILE][TILE + 1];                                                                                   \
         transpose_tiles(from, to, matrices, rows, columns, tile);                                                            \
     }                                                                                                                        \
+    extern "C" __global__ void flip_##BYTES(const E *from, E *to, i64 outer, i64 size, i64 inner) {                          \
+        for (i64 i = first_element(); i < outer * size * inner; i += all_threads()) {                                        \
+            const i64 line = i / inner;                                                                                      \
+            to[i] = from[((line / size + 1) * size - 1 - line % size) * inner + i % inner];                                  \
+        }                                                                                                                    \
+    }                                                                                                                        \
     extern "C" __global__ void fill_##BYTES(E *to, i64 bits, i64 n) {                                                        \
         for (i64 i = first_element(); i < n; i += all_threads()) to[i] = (E)bits;                                            \
     }

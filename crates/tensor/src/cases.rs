@@ -165,7 +165,9 @@ pub fn views(c: &impl Check) {
     c.check(&[&[2, 3]], |x| Tensor::cat(&[&x[0], &x[0].affine(2.0, 0.0)], 0));
     c.check(&[&[2, 3], &[2, 3], &[2, 3]], |x| Tensor::stack(&[&x[0], &x[1], &x[2]], 1));
     c.check(&[&[2, 3, 4]], |x| x[0].pad(1, [1, 2], 0.5).pad(2, [0, 1], -1.0));
-    c.check(&[&[2, 3, 4]], |x| x[0].flip(1));
+    (0..3).for_each(|dim| c.check(&[&[2, 3, 4]], |x| x[0].flip(dim)));
+    c.check(&[&[2, 3, 4]], |x| x[0].transpose(0, 2).flip(1));
+    c.check(&[&[3, 0]], |x| x[0].flip(0));
     c.check(&[&[2, 3, 4]], |x| x[0].tril(0) + x[0].triu(-1));
     // Each stretch of something has its own use, and some have two.
     c.check(&[&[3, 5]], |x| {

@@ -139,6 +139,7 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             }
             of([Some(out)])
         }
+        Op::Flip { dim } => of([Some(grad.flip(dim))]),
         Op::Pad { dim, start, len } => of([Some(grad.narrow(dim, start, len))]),
         Op::Broadcast(from) => of([Some(grad.sum_to(&from))]),
         Op::Arrange => of([Some(grad.clone())]),

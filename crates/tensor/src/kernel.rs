@@ -55,6 +55,7 @@ kernels! {
         fill(out: &Tensor, value: f64) on out;
         copy(from: &Tensor, out: &Tensor) on out;
         convert(from: &Tensor, out: &Tensor) on out;
+        flip(from: &Tensor, dim: usize, out: &Tensor) on out;
     }
     elementwise of numbers {
         binary(f: Binary, a: &Tensor, b: &Tensor, out: &Tensor) on out;

@@ -45,6 +45,8 @@ pub(crate) enum Op {
     Permute([u8; MAX_DIMS]),
     /// A stretch of one dimension.
     Narrow { from: Shape, dim: usize, start: usize },
+    /// One dimension from its end to its beginning.
+    Flip { dim: usize },
     /// The middle of one dimension, `len` from `start` on, with something else around it.
     Pad { dim: usize, start: usize, len: usize },
     /// Repetition along dimensions of size 1 or missing ones.

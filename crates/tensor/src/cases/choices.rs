@@ -115,6 +115,14 @@ pub fn whole_numbers(device: &Device) {
     assert_eq!(many.split(1000, 0).iter().map(Tensor::count).collect::<Vec<_>>(), [1000, 1000, 1000, 3]);
     assert_eq!(many.chunk(4, 0)[3].dims(), [750]);
     assert_eq!(many.narrow(0, 0, 4).flip(0).to_vec::<i64>(), [0, -1, -2, -3]);
+    let back: Vec<i64> = (0..20_000).map(|i| 39_998 - 2 * i).collect();
+    assert_eq!(more.flip(1).narrow(0, 0, 1).to_vec::<i64>(), back);
+    let rows = Tensor::arange(device, 0..40_000).reshape([20_000, 2]);
+    let last = |of: &Tensor| of.narrow(0, 19_998, 2).to_vec::<i64>();
+    assert_eq!(
+        (last(&rows.flip(0)), last(&rows.flip(1))),
+        (vec![2, 3, 0, 1], vec![39_997, 39_996, 39_999, 39_998])
+    );
     assert_eq!(whole(&[4]).pad(0, [1, 1], -1.0).to_vec::<i64>(), [-1, 4, -1]);
     let infinite =
         Tensor::from_slice(device, &[f32::NEG_INFINITY, f32::NEG_INFINITY, 1.0, f32::INFINITY], [2, 2]);

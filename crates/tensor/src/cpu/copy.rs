@@ -3,6 +3,7 @@
 use crate::cpu::share;
 use crate::device::Device;
 use crate::dtype::{Element, with_element};
+use crate::ops::choice::around;
 use crate::shape::{Geometry, Order, for_each_row};
 use crate::tensor::Tensor;
 
@@ -15,6 +16,37 @@ pub(crate) fn fill(out: &Tensor, value: f64) {
 pub(crate) fn copy(from: &Tensor, out: &Tensor) {
     let _timer = out.device().time("copies");
     with_element!(out.dtype, T => copy_elements::<T>(from, out));
+}
+
+/// `out` = `from` with dimension `dim` from its end to its beginning; both contiguous.
+pub(crate) fn flip(from: &Tensor, dim: usize, out: &Tensor) {
+    let _timer = out.device().time("copies");
+    let [_, size, inner] = around(from.shape(), dim);
+    if out.count() == 0 {
+        return;
+    }
+    with_element!(out.dtype, T => {
+        let (from, mut out_all) = (from.read_contiguous::<T>("flip"), out.write_whole::<T>());
+        let lines = share(out.device(), out.count()).div_ceil(inner);
+        out.device().for_chunks(&mut out_all, lines * inner, |i, out| {
+            // Where a line of `inner` neighbours comes from: its place counted from the end.
+            let source = |line: usize| ((line / size + 1) * size - 1 - line % size) * inner;
+            let (first, n) = (i * lines, out.len() / inner);
+            if inner > 1 {
+                let lines = out.chunks_exact_mut(inner).enumerate();
+                return lines.for_each(|(j, to)| to.copy_from_slice(&from[source(first + j)..][..inner]));
+            }
+            let mut done = 0;
+            while done < n {
+                let at = first + done;
+                let some = (size - at % size).min(n - done);
+                let end = source(at) + 1;
+                let row = out[done..done + some].iter_mut().zip(from[end - some..end].iter().rev());
+                row.for_each(|(to, from)| *to = *from);
+                done += some;
+            }
+        });
+    });
 }
 
 /// Fills `out` with the elements of `from` in its own type, each rounded once; both lie in one order without gaps.

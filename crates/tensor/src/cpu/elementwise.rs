@@ -138,6 +138,11 @@ fn map<T: Element>(x: &Tensor, out: &Tensor, f: impl Fn(T) -> T + Copy + Sync) {
     });
 }
 
+/// Whether a power is one as an f32 as well.
+fn is_number(p: f64) -> bool {
+    p.abs() <= f64::from(f32::MAX)
+}
+
 /// `out = f(x)`; `x` is contiguous.
 pub(crate) fn unary(f: Unary, x: &Tensor, out: &Tensor) {
     let _timer = out.device().time("functions");
@@ -173,7 +178,11 @@ pub(crate) fn unary(f: Unary, x: &Tensor, out: &Tensor) {
         Unary::Cos => map::<T>(x, out, #[inline(always)] |x| x.cos_in_lanes()),
         Unary::Abs => map::<T>(x, out, #[inline(always)] |x| x.abs()),
         Unary::Square => map::<T>(x, out, #[inline(always)] |x| x * x),
-        Unary::Powf(p) => map::<T>(x, out, #[inline(always)] |x| x.powf(T::from_f64(p))),
+        Unary::Powf(p) if !is_number(p) => map::<T>(x, out, |x| x.powf(T::from_f64(p))),
+        Unary::Powf(p) => {
+            let p = T::from_f64(p);
+            map::<T>(x, out, #[inline(always)] move |x| x.pow_in_lanes(p))
+        }
         Unary::Over(d) => map::<T>(x, out, #[inline(always)] |x| x / T::from_f64(d)),
         Unary::Clamp { least, most } => {
             let (least, most) = (T::from_f64(least), T::from_f64(most));
@@ -278,7 +287,11 @@ pub(crate) fn unary_gradient(f: Unary, kept: &Tensor, grad: &Tensor, out: &Tenso
         Unary::Square => zip::<T>(kept, grad, out, #[inline(always)] |x, g| T::from_f64(2.0) * g * x),
         // x^0 is 1 everywhere; the formula would give 0 times infinity at 0.
         Unary::Powf(0.0) => map::<T>(grad, out, #[inline(always)] |_| T::ZERO),
-        Unary::Powf(p) => zip::<T>(kept, grad, out, #[inline(always)] |x, g| g * T::from_f64(p) * x.powf(T::from_f64(p - 1.0))),
+        Unary::Powf(p) if !is_number(p) => zip::<T>(kept, grad, out, |x, g| g * T::from_f64(p) * x.powf(T::from_f64(p - 1.0))),
+        Unary::Powf(p) => {
+            let (p, less) = (T::from_f64(p), T::from_f64(p - 1.0));
+            zip::<T>(kept, grad, out, #[inline(always)] move |x, g| g * p * x.pow_in_lanes(less))
+        }
         Unary::Over(d) => map::<T>(grad, out, #[inline(always)] |g| g / T::from_f64(d)),
         Unary::Affine { mul, .. } => map::<T>(grad, out, #[inline(always)] |g| g * T::from_f64(mul)),
         Unary::Clamp { least, most } => {

@@ -7,6 +7,8 @@
 //! - e^x: x = n ln 2 + r with a whole n and |r| at most ln 2 / 2, and 2^n times the series of e^r.
 //! - ln x: x = 2^e m with m between the roots of 1/2 and 2, and e ln 2 plus a polynomial of m - 1.
 //! - sin x, cos x: x less the nearest multiple of pi / 2, in f64, and the polynomial of sine or cosine by which multiple it was.
+//! - x^p: e^(p ln x) in f64, where ln x = e ln 2 + 2 artanh((m - 1) / (m + 1)), by the series of artanh, since p ln x has to be exact to
+//!   more places than an f32 has.
 //! - erf x: a polynomial of x^2 times x up to 1, and 1 less e to a polynomial beyond.
 
 use crate::dtype::Float;
@@ -24,6 +26,8 @@ pub(crate) trait InLanes: Float {
     fn ln_1p_in_lanes(self) -> Self;
     /// Hyperbolic tangent.
     fn tanh_in_lanes(self) -> Self;
+    /// x^p, of a `p` that is finite.
+    fn pow_in_lanes(self, p: Self) -> Self;
     /// Gauss error function.
     fn erf_in_lanes(self) -> Self;
     /// Sine of an angle in radians that isn't [`InLanes::is_far`].
@@ -127,6 +131,63 @@ fn sine(x: f32, ahead: u32) -> f32 {
     if quarter & 2 == 0 { of_quarter } else { -of_quarter }
 }
 
+/// 2 / (2 k + 1), of the highest k first.
+const ARTANH: [f64; 9] =
+    [2.0 / 17.0, 2.0 / 15.0, 2.0 / 13.0, 2.0 / 11.0, 2.0 / 9.0, 2.0 / 7.0, 2.0 / 5.0, 2.0 / 3.0, 2.0];
+/// 1 / k!, of the highest k first.
+const EXP_64: [f64; 11] = [
+    1.0 / 3_628_800.0,
+    1.0 / 362_880.0,
+    1.0 / 40_320.0,
+    1.0 / 5040.0,
+    1.0 / 720.0,
+    1.0 / 120.0,
+    1.0 / 24.0,
+    1.0 / 6.0,
+    0.5,
+    1.0,
+    1.0,
+];
+/// Beyond this e^x is zero or infinite as an f32, and an f64 that isn't.
+const FAR_POWER: f64 = 200.0;
+/// The bits of the root of 1/2 as an f64.
+const ROOT_HALF_64: u64 = 0x3fe6_a09e_667f_3bcd;
+
+#[inline(always)]
+fn polynomial_64<const N: usize>(x: f64, coefficients: [f64; N]) -> f64 {
+    let mut sum = coefficients[0];
+    for &term in &coefficients[1..] {
+        sum = x.mul_add(sum, term);
+    }
+    sum
+}
+
+/// The natural logarithm of what is 0 or more, in f64: within 1e-12, or 0 and infinity at the ends.
+#[inline(always)]
+fn ln_64(x: f64) -> f64 {
+    let bits = x.to_bits();
+    let e = bits.wrapping_sub(ROOT_HALF_64).cast_signed() >> 52;
+    let m = f64::from_bits(bits.wrapping_sub((e << 52).cast_unsigned()));
+    let f = (m - 1.0) / (m + 1.0);
+    // A whole number that is added to this stands in its last bits.
+    let e = f64::from_bits(ROUNDER_64.to_bits().wrapping_add(e.cast_unsigned())) - ROUNDER_64;
+    let ln = e.mul_add(std::f64::consts::LN_2, f * polynomial_64(f * f, ARTANH));
+    let ends = if x == 0.0 { f64::NEG_INFINITY } else { x };
+    if x > 0.0 && x < f64::INFINITY { ln } else { ends }
+}
+
+/// e^x, of any x, as an f32.
+#[inline(always)]
+fn exp_64(x: f64) -> f32 {
+    let x = if x > FAR_POWER { FAR_POWER } else { x };
+    let x = if x < -FAR_POWER { -FAR_POWER } else { x };
+    let rounded = x.mul_add(std::f64::consts::LOG2_E, ROUNDER_64);
+    let n = rounded - ROUNDER_64;
+    let r = n.mul_add(-std::f64::consts::LN_2, x);
+    let power = f64::from_bits(rounded.to_bits().wrapping_sub(ROUNDER_64.to_bits()).wrapping_add(1023) << 52);
+    (polynomial_64(r, EXP_64) * power) as f32
+}
+
 impl InLanes for f32 {
     #[inline(always)]
     fn exp_in_lanes(self) -> f32 {
@@ -182,6 +243,21 @@ impl InLanes for f32 {
     }
 
     #[inline(always)]
+    fn pow_in_lanes(self, p: f32) -> f32 {
+        let p = f64::from(p);
+        let size = exp_64(p * ln_64(f64::from(self.abs())));
+        let (is_whole, is_odd) = (p.trunc() == p, (p / 2.0).trunc() != p / 2.0);
+        let of_negative = match (is_whole, is_odd) {
+            (true, true) => -size,
+            (true, false) => size,
+            _ if self > f32::NEG_INFINITY && self < 0.0 => f32::NAN,
+            _ => size,
+        };
+        let signed = if self.is_sign_negative() { of_negative } else { size };
+        if p == 0.0 { 1.0 } else { signed }
+    }
+
+    #[inline(always)]
     fn erf_in_lanes(self) -> f32 {
         let x = self.abs();
         let near = x * polynomial(x * x, ERF);
@@ -230,6 +306,11 @@ impl InLanes for f64 {
     #[inline(always)]
     fn tanh_in_lanes(self) -> f64 {
         self.tanh()
+    }
+
+    #[inline(always)]
+    fn pow_in_lanes(self, p: f64) -> f64 {
+        self.powf(p)
     }
 
     #[inline(always)]
@@ -317,6 +398,36 @@ mod tests {
         assert_eq!(ends.map(f32::tanh_in_lanes), [0.0, 1.0, -1.0, 1.0, -1.0]);
         assert_eq!(ends.map(f32::erf_in_lanes), [0.0, 1.0, -1.0, 1.0, -1.0]);
         assert!(f32::NAN.tanh_in_lanes().is_nan() && f32::NAN.erf_in_lanes().is_nan());
+    }
+
+    #[test]
+    fn powers_are_exact_to_the_last_place_and_right_at_the_ends() {
+        let powers = [1.7f32, -0.5, 0.5, 2.0, 3.0, -1.0, -2.0, 1.0, 0.1, 30.3, -7.5, 1e-6, 1e6, -1e6];
+        for p in powers {
+            let (mut x, mut worst) = (1e-44f32, 0.0f64);
+            while x < 3e38 {
+                let (got, want) = (x.pow_in_lanes(p), f64::from(x).powf(f64::from(p)));
+                if (want as f32).is_normal() {
+                    worst = worst.max(((f64::from(got) - want) / want).abs() / f64::from(f32::EPSILON));
+                } else {
+                    let near = f64::from(f32::from_bits(1)) * 0.51;
+                    let is_right = got == want as f32 || (f64::from(got) - want).abs() <= near;
+                    assert!(is_right, "{x}^{p}: {got}, not {want}");
+                }
+                x = (x * 1.0003).max(f32::from_bits(x.to_bits() + 1));
+            }
+            // Rounding alone is half a place.
+            assert!(worst <= 0.5001, "to the power of {p}: {worst} units in the last place");
+        }
+        let ends = [0.0, -0.0, INF, -INF, f32::NAN, -1.0, -2.5, 1.0, 1e-45, -1e-45];
+        for p in powers.into_iter().chain([0.0, -0.0, 5.0, 1.5]) {
+            for x in ends {
+                let (got, want) = (x.pow_in_lanes(p), x.powf(p));
+                let near = got == want && got.is_sign_negative() == want.is_sign_negative();
+                let off = ((got - want) / want).abs() < 2e-7;
+                assert!(near || off || got.is_nan() && want.is_nan(), "{x}^{p}: {got}, not {want}");
+            }
+        }
     }
 
     #[test]

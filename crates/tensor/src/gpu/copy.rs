@@ -4,18 +4,19 @@ use crate::dtype::{DType, Element as _};
 use crate::gpu::Engine;
 use crate::gpu::launch::{Arg, element, elements, rows, walk};
 use crate::gpu::transfer::place;
+use crate::ops::choice::around;
 use crate::shape::Order;
 use crate::tensor::Tensor;
 use half::{bf16, f16};
 use phalanx_cuda::{Address, Run, Spread, Work};
 
-/// The kernels for elements of so many bytes: a copy, a transposition, a fill.
-fn named(dtype: DType) -> [&'static str; 3] {
+/// The kernels for elements of so many bytes: a copy, a transposition, a dimension from its end, a fill.
+fn named(dtype: DType) -> [&'static str; 4] {
     match dtype.bytes() {
-        1 => ["copy_1", "transpose_1", "fill_1"],
-        2 => ["copy_2", "transpose_2", "fill_2"],
-        4 => ["copy_4", "transpose_4", "fill_4"],
-        _ => ["copy_8", "transpose_8", "fill_8"],
+        1 => ["copy_1", "transpose_1", "flip_1", "fill_1"],
+        2 => ["copy_2", "transpose_2", "flip_2", "fill_2"],
+        4 => ["copy_4", "transpose_4", "flip_4", "fill_4"],
+        _ => ["copy_8", "transpose_8", "flip_8", "fill_8"],
     }
 }
 
@@ -50,7 +51,7 @@ pub(crate) fn copy(engine: &Engine, from: &Tensor, out: &Tensor) {
     if from_order.is_some() && order.is_some_and(|order| from.geometry.lies_in(order)) {
         return copy_bytes(engine, from, out);
     }
-    let [copy, transpose, _] = named(out.dtype);
+    let [copy, transpose, ..] = named(out.dtype);
     if let (Some(from_order), Some(order), &[images, channels, h, w]) = (from_order, order, out.dims()) {
         let sizes = match (from_order, order) {
             (Order::RowMajor, Order::ChannelsLast) => Some([channels, h * w]),
@@ -70,6 +71,16 @@ pub(crate) fn copy(engine: &Engine, from: &Tensor, out: &Tensor) {
     let args = [Arg::In(from), Arg::Out(out), Arg::Struct(walk.as_bytes()), Arg::Int(n)];
     // SAFETY: the walk goes through the elements of both views.
     unsafe { engine.launch(copy, elements(n), &args) }
+}
+
+/// `out` = `from` with dimension `dim` from its end to its beginning; both contiguous.
+#[track_caller]
+pub(crate) fn flip(engine: &Engine, from: &Tensor, dim: usize, out: &Tensor) {
+    let ([.., flip, _], [outer, size, inner]) = (named(out.dtype), around(from.shape(), dim));
+    let sizes = [outer, size, inner].map(Arg::Int);
+    let args = [Arg::In(from), Arg::Out(out), sizes[0], sizes[1], sizes[2]];
+    // SAFETY: both have outer * size * inner elements.
+    unsafe { engine.launch(flip, elements(out.count()), &args) }
 }
 
 /// Fills `out` with the elements of `from` in its own type, each rounded once; both lie in one order without gaps.

@@ -208,8 +208,10 @@ impl Tensor {
     #[track_caller]
     pub fn flip(&self, dim: usize) -> Tensor {
         self.check_dim("flip", dim);
-        let places: Vec<i64> = (0..self.dims()[dim] as i64).rev().collect();
-        self.index_select(dim, &Tensor::constant(self.device(), &places, [places.len()]))
+        let x = self.contiguous();
+        let out = Tensor::stale(self.device(), *self.shape(), self.dtype);
+        kernel::copy::flip(&x, dim, &out);
+        recorded(out, Op::Flip { dim }, &[&x], |_| [None])
     }
 
     /// The last two dimensions, rows and columns, with 0 above the diagonal that is this far right of the main one, or left of it.
