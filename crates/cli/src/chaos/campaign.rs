@@ -186,8 +186,8 @@ fn put(site: &mut Site<'_>, setup: &Setup, act: Act) -> Result<Option<String>> {
             None => return Ok(nobody()),
         },
         Act::AddNode => {
-            let most = setup.nodes.map_or(1, |nodes| nodes.most);
-            if site.here().len() >= most {
+            if !site.has_room() {
+                let most = setup.nodes.map_or(1, |nodes| nodes.most);
                 return Ok(Some(format!("there are {most} nodes, as many as may be")));
             }
             site.add()?;

@@ -239,10 +239,15 @@ impl Site<'_> {
     /// Has others come where there are too few.
     pub(super) fn keep_enough(&mut self) -> Result<()> {
         let least = self.setup.nodes.map_or(0, |nodes| nodes.least);
-        while !self.closing && !self.agents.is_empty() && self.here().len() < least {
+        while !self.closing && !self.agents.is_empty() && self.here().len() < least && self.has_room() {
             self.add()?;
         }
         Ok(())
+    }
+
+    /// Whether another node finds a place, whoever comes back that was cut off.
+    pub(super) fn has_room(&self) -> bool {
+        self.setup.nodes.is_none_or(|nodes| self.agents.len() < nodes.most)
     }
 
     /// The nodes that nothing was done to, the first one first.
@@ -310,7 +315,7 @@ impl Site<'_> {
         let others = self.taking_part().into_iter().filter(|other| *other != node).count();
         let is_enough = self.setup.nodes.is_some_and(|nodes| others >= nodes.least);
         if !is_enough {
-            if self.coming.iter().all(|other| *other == node) {
+            if self.coming.iter().all(|other| *other == node) && self.has_room() {
                 self.add()?;
             }
             let newest = self.next - 1;
