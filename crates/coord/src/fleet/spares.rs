@@ -46,7 +46,7 @@ impl Spares {
 
     /// One that has this number already is known to the others.
     pub(super) fn add(&mut self, now: Instant, id: NodeId, node: Node, number: Option<u32>) {
-        let (numbered, next) = (number.map(|_| now), FIRST_SPARE + self.numbers);
+        let (numbered, next) = (number.map(|_| now), FIRST_SPARE.saturating_add(self.numbers));
         let number = number.unwrap_or(next);
         self.numbers = (number - FIRST_SPARE + 1).max(self.numbers);
         self.all.insert(id, Spare { node, heard: now, number, numbered });

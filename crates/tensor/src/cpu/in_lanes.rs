@@ -89,7 +89,7 @@ const ERF_BEYOND: [f32; 7] =
     [-0.000_185_570_65, 0.002_939_575, -0.021_805_19, 0.103_037_11, 0.638_226, 1.127_039_9, 0.000_353_760_87];
 
 #[inline(always)]
-fn polynomial<const N: usize>(x: f32, coefficients: [f32; N]) -> f32 {
+fn polynomial<T: Float, const N: usize>(x: T, coefficients: [T; N]) -> T {
     let mut sum = coefficients[0];
     for &term in &coefficients[1..] {
         sum = x.mul_add(sum, term);
@@ -153,15 +153,6 @@ const FAR_POWER: f64 = 200.0;
 /// The bits of the root of 1/2 as an f64.
 const ROOT_HALF_64: u64 = 0x3fe6_a09e_667f_3bcd;
 
-#[inline(always)]
-fn polynomial_64<const N: usize>(x: f64, coefficients: [f64; N]) -> f64 {
-    let mut sum = coefficients[0];
-    for &term in &coefficients[1..] {
-        sum = x.mul_add(sum, term);
-    }
-    sum
-}
-
 /// The natural logarithm of what is 0 or more, in f64: within 1e-12, or 0 and infinity at the ends.
 #[inline(always)]
 fn ln_64(x: f64) -> f64 {
@@ -171,7 +162,7 @@ fn ln_64(x: f64) -> f64 {
     let f = (m - 1.0) / (m + 1.0);
     // A whole number that is added to this stands in its last bits.
     let e = f64::from_bits(ROUNDER_64.to_bits().wrapping_add(e.cast_unsigned())) - ROUNDER_64;
-    let ln = e.mul_add(std::f64::consts::LN_2, f * polynomial_64(f * f, ARTANH));
+    let ln = e.mul_add(std::f64::consts::LN_2, f * polynomial(f * f, ARTANH));
     let ends = if x == 0.0 { f64::NEG_INFINITY } else { x };
     if x > 0.0 && x < f64::INFINITY { ln } else { ends }
 }
@@ -185,7 +176,7 @@ fn exp_64(x: f64) -> f32 {
     let n = rounded - ROUNDER_64;
     let r = n.mul_add(-std::f64::consts::LN_2, x);
     let power = f64::from_bits(rounded.to_bits().wrapping_sub(ROUNDER_64.to_bits()).wrapping_add(1023) << 52);
-    (polynomial_64(r, EXP_64) * power) as f32
+    (polynomial(r, EXP_64) * power) as f32
 }
 
 impl InLanes for f32 {
