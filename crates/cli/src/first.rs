@@ -123,16 +123,6 @@ impl<'a> First<'a> {
         }
     }
 
-    /// What a run without a name could do about it that one with a name does.
-    fn how_to_take_over(&self) -> &'static str {
-        match self.run_id == UNNAMED {
-            true => {
-                "\nhint: a run that has a name, as by --rdzv-id, takes it over from a worker of its own that hangs"
-            }
-            false => "",
-        }
-    }
-
     /// Opens what isn't open in a run that has begun. From a worker that was lost, and still holds it, it is taken once the run has gone
     /// on without that for long enough.
     fn reopen(&mut self) -> Result<(), Error> {
@@ -184,10 +174,7 @@ impl Observer for First<'_> {
             // The one before may be stopped, and still hold what this needs until it is killed. Training goes on.
             Err(error) => {
                 if untold.is_empty() {
-                    say(format_args!(
-                        "what happens isn't written down yet: {error}{}",
-                        self.how_to_take_over()
-                    ));
+                    say(format_args!("what happens isn't written down yet: {error}"));
                 }
                 self.untold = untold;
                 if self.untold.len() < MOST_UNTOLD {

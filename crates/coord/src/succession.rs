@@ -1,8 +1,8 @@
 //! Who leads the nodes of a run when their coordinator is gone: no I/O, no clock.
 //!
-//! Nodes are tried in the order of their numbers, those that stand by last; the first that is there calls the roll of all that were led, and leads those
-//! that come back. That none of the others can be led by somebody else meanwhile is known of nodes whose agent has ended: their
-//! machine says so by refusing connections. A node that is only silent may be alive, cut off from these, so of all but those
+//! Nodes are tried in the order of their numbers, those that stand by last; the first that is there calls the roll of all that
+//! were led, and leads those that come back. That none of the others can be led by somebody else meanwhile is known of nodes whose
+//! agent has ended: their machine says so by refusing connections. A node that is only silent may be alive, cut off from these, so of all but those
 //! that have ended more than half must be here, or half and the first of them. Who counts as first is the coordinator that is
 //! gone, unless its agent has ended: it stops itself when it is left with less than half, and not before.
 //!
@@ -31,9 +31,9 @@ pub fn quorum(
     if here.len() * 2 > left.len() || here.len() * 2 == left.len() && has_first {
         return Ok(());
     }
-    let name = |number: &u32| match number.checked_sub(FIRST_SPARE) {
-        Some(_) => "one that stands by".into(),
-        None => number.to_string(),
+    let name = |number: &u32| match *number >= FIRST_SPARE {
+        true => "one that stands by".into(),
+        false => number.to_string(),
     };
     let silent: Vec<String> = left.difference(&here).map(name).collect();
     let (count, of, silent) = (here.len(), left.len(), silent.join(", "));
@@ -149,11 +149,9 @@ impl RollCall {
         let left = Legacy { standing: &standing, leader: own, ended: &ended, back: &back };
         let (mut fleet, mut orders) = Fleet::resume(terms, patience, &left, now, clock_ms);
         for (id, back) in strangers {
-            // One that stood by, and hasn't heard that it was taken in, can come anew.
-            match back.standing.at(back.standby).filter(|_| back.number >= FIRST_SPARE) {
-                Some(known) => {
-                    orders.extend(fleet.heed(now, Event::Said(id, FromAgent::Join(known.node.clone()))))
-                }
+            match back.newcomer() {
+                // It hasn't heard that it was taken in.
+                Some(node) => orders.extend(fleet.heed(now, Event::Said(id, FromAgent::Join(node.clone())))),
                 None => orders.push(Order::GoneOn(id)),
             }
         }

@@ -174,6 +174,18 @@ pub struct Return {
     pub standing: Standing,
 }
 
+impl Return {
+    /// Whether its node stood by when it heard of that last.
+    pub fn stood_by(&self) -> bool {
+        self.number >= FIRST_SPARE
+    }
+
+    /// What such a node said of itself as it came: it can come anew with that, whatever it hasn't heard.
+    pub fn newcomer(&self) -> Option<&Node> {
+        self.standing.at(self.standby).filter(|_| self.stood_by()).map(|known| &known.node)
+    }
+}
+
 /// What an agent says of its node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -36,7 +36,8 @@ impl Later {
         };
         let device = coming.device.clone();
         let number = with_element!(dtype, T => coming.first::<T>().to_f64());
-        if let (true, Backend::Gpu(engine)) = (number.is_nan(), device.backend()) {
+        // One of a whole type looks like any other.
+        if let (true, Backend::Gpu(engine)) = (number.is_nan() || !dtype.is_float(), device.backend()) {
             engine.check_indices();
         }
         number

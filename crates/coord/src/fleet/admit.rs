@@ -12,10 +12,10 @@ pub(super) fn admit(
     newcomer: &Node,
 ) -> Result<(), String> {
     let theirs = &newcomer.terms;
-    let another = "hint: another run with another --rdzv-id may use the same endpoint";
+    let another = "another run with another --rdzv-id may use the same endpoint";
     if theirs.program != terms.program {
         let (ours, theirs) = (&terms.program, &theirs.program);
-        return Err(format!("this run's program is {ours}, not {theirs}\n{another}"));
+        return Err(format!("this run's program is {ours}, not {theirs}\nhint: {another}"));
     }
     let nodes = |terms: &Terms| format!("{}:{}", terms.least, terms.most);
     for (flag, ours, theirs) in [
@@ -24,9 +24,8 @@ pub(super) fn admit(
         ("--max-restarts", terms.max_restarts.to_string(), theirs.max_restarts.to_string()),
     ] {
         if ours != theirs {
-            return Err(format!(
-                "this run has {flag} {ours}, not {theirs}\nhint: give it the same on all nodes; another run with another --rdzv-id may use the same endpoint"
-            ));
+            let hint = format!("hint: give it the same on all nodes; {another}");
+            return Err(format!("this run has {flag} {ours}, not {theirs}\n{hint}"));
         }
     }
     if newcomer.workers == 0 {
@@ -48,7 +47,7 @@ pub(super) fn admit(
         let more = terms.spares + 1;
         let stands_by =
             format!("with --spares {more}, on all nodes, one more stands by in case that one is lost");
-        return Err(format!("this run has its {its}: {hosts}{beside}\n{another}; {stands_by}"));
+        return Err(format!("this run has its {its}: {hosts}{beside}\nhint: {another}; {stands_by}"));
     }
     let apart = newcomer.clock_ms.and_then(|theirs| why_too_far_apart(&newcomer.host, theirs, clock_ms));
     apart.map_or(Ok(()), Err)

@@ -1,7 +1,7 @@
 //! Nodes that come back to the one who leads them, and what they may not have heard.
 
 use super::{Fleet, Member, NodeId, Order, Phase, Stopping};
-use phalanx_job::{FIRST_SPARE, Return, Stage, StopWhy};
+use phalanx_job::{Return, Stage, StopWhy};
 use std::time::Instant;
 
 impl Fleet {
@@ -9,7 +9,7 @@ impl Fleet {
     pub(super) fn come_back(&mut self, now: Instant, id: NodeId, back: &Return, todo: &mut Vec<Order>) {
         let is_it =
             |member: &Member| member.number == Some(back.number) && member.node.standby == back.standby;
-        if let Some(old) = self.spares.at(back.standby).filter(|_| back.number >= FIRST_SPARE) {
+        if let Some(old) = self.spares.at(back.standby).filter(|_| back.stood_by()) {
             todo.push(Order::Drop(old));
             return self.spares.rename(now, old, id);
         }
@@ -18,9 +18,8 @@ impl Fleet {
             if !self.known.contains(&back.standby) {
                 return todo.push(Order::Estrange(id));
             }
-            // One that stood by can come anew, whatever it hasn't heard.
-            return match back.standing.at(back.standby).filter(|_| back.number >= FIRST_SPARE) {
-                Some(known) => self.join(now, id, known.node.clone(), todo),
+            return match back.newcomer() {
+                Some(node) => self.join(now, id, node.clone(), todo),
                 None => todo.push(Order::GoneOn(id)),
             };
         };

@@ -697,22 +697,19 @@ fn a_node_that_stands_by_takes_the_place_of_one_that_is_lost() {
     assert_eq!(warned(&orders), ["n3 comes in for a node that is missing"]);
     assert_eq!(begun(&orders, 1), [(3, 0, 0), (2, 1, 1)]);
     // Those that stand by go as they like, by their end, their silence, or a signal.
-    let orders = play.said(4, FromAgent::Leave { signal: 15 });
-    assert_eq!(orders.last(), Some(&Order::Farewell(NodeId(4))));
-    assert_eq!(warned(&orders), ["n4, which stood by, leaves; none stands by now"]);
+    let goes = |words: &str| Order::Warn(words.into());
+    let farewell = [goes("n4, which stood by, leaves; none stands by now"), Order::Farewell(NodeId(4))];
+    assert_eq!(play.said(4, FromAgent::Leave { signal: 15 }), farewell);
     play.gone(4);
     play.come(9, 1);
     play.come(6, 1);
-    assert_eq!(
-        warned(&play.gone(6)),
-        ["n6, which stood by, was lost: its connection ended; one stands by now"]
-    );
+    let lost = goes("n6, which stood by, was lost: its connection ended; one stands by now");
+    assert_eq!(play.gone(6), [lost]);
     play.gone(9);
     play.come(7, 1);
     play.beating.retain(|id| id.0 != 7);
-    let orders = play.pass(SILENCE);
-    assert_eq!(orders[0], Order::Drop(NodeId(7)));
-    assert!(warned(&orders)[0].contains("gave no sign of life for 2.0 s"), "{orders:?}");
+    let silent = goes("n7, which stood by, was lost: gave no sign of life for 2.0 s; none stands by now");
+    assert_eq!(play.pass(SILENCE), [Order::Drop(NodeId(7)), silent]);
     // They hear of the end.
     play.come(8, 1);
     play.ended(2, 1, None);

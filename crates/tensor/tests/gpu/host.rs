@@ -322,5 +322,6 @@ fn a_place_that_is_not_there_is_told_where_a_number_is_read() {
     told(&|| _ = added().sum_all().item_later().item());
     let taken = || Tensor::arange(&rig, 0..4).gather(0, &at(&[3, -1]));
     told(&|| drop(taken().to_vec::<i64>()));
+    told(&|| _ = taken().narrow(0, 0, 1).item());
     told(&|| drop(taken().to_vec_later::<i64>().to_vec()));
 }
