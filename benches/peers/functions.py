@@ -81,6 +81,22 @@ op("max", rows, lambda x: x.max(1)[0])
 op("product", rows, lambda x: x * x)
 op("transpose", rows, lambda x: x.t().contiguous())
 op("heads", (32, 128, 8, 64), lambda x: x.transpose(1, 2).contiguous())
+seen = torch.ones(8, 1, 1, 512, dtype=torch.bool)
+seen[1::2, :, :, 256:] = False
+
+
+def attention(**how):
+    def of(x):
+        q, k, v = x.view(8, 512, 3, 8, 64).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v, **how).transpose(1, 2).reshape(8, 512, 512)
+
+    return of
+
+
+qkv = (8, 512, 3 * 512)
+op("attention", qkv, attention())
+op("attention masked", qkv, attention(attn_mask=seen))
+op("attention causal", qkv, attention(is_causal=True))
 op("flip", rows, lambda x: x.flip(1))
 op("cat", rows, lambda x: torch.cat([x] * 4))
 op("masked_fill", rows, lambda x: x.masked_fill(x > 0.5, 1.0))

@@ -1,4 +1,4 @@
-// Causal self-attention of several heads, without the scores ever being stored whole: Dao, Fu, Ermon, Rudra and Re,
+// Attention of several heads, without the scores ever being stored whole: Dao, Fu, Ermon, Rudra and Re,
 // "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness", https://arxiv.org/abs/2205.14135. In plain
 // multiplications of floats, for every type and depth; attention_halves.cu is held against it.
 //
@@ -164,15 +164,17 @@ template <int DEPTH> struct Sums {
 };
 
 template <int DEPTH>
-__device__ void attend(const T *qkv, T *out, float *lse, const Key *drop, const u64 *samples, const Heads &heads, Room &room) {
+__device__ void attend(const T *q, const T *k, const T *v, T *out, float *lse, const Key *drop, const u64 *samples, const float *hiding,
+                       const Heads &heads, Room &room) {
     for_tiles<OWN>(heads, asked(heads), true, [&](const Head &head, i64 first) {
-        const Rows<const T> queries = head.of_three(qkv, QUERIES), keys = head.of_three(qkv, KEYS), values = head.of_three(qkv, VALUES);
+        const Rows<const T> queries = head.queries(q), keys = head.keys(k), values = head.values(v);
+        const Sight sight(hiding, head);
         Mask mask(drop, samples, head);
         Sums<DEPTH> sums;
         float most[4], total[4];
         UNROLL
         for (int i = 0; i < 4; i++) most[i] = -INFINITY_F, total[i] = 0.0f;
-        for (i64 others = 0; others < first + OWN && others < heads.time; others += OTHERS) {
+        for (i64 others = 0; others <= sight.until((int)first + OWN - 1); others += OTHERS) {
             float scores[4][4];
             multiply(queries, first, keys, others, heads, room, scores);
             const Factors<false> factors(room, mask, [&](int i, int j) { return mask.factor(first + my_row() + i, others + my_column() + j); });
@@ -182,16 +184,17 @@ __device__ void attend(const T *qkv, T *out, float *lse, const Key *drop, const 
                 float above = most[i];
                 UNROLL
                 for (int j = 0; j < 4; j++) {
-                    const i64 key = others + my_column() + j;
-                    scores[i][j] = key <= query && key < heads.time ? scores[i][j] * heads.scale : -INFINITY_F;
+                    const bool is_seen = sight.sees((int)query, (int)others + my_column() + j);
+                    scores[i][j] = is_seen ? scores[i][j] * heads.scale : -INFINITY_F;
                     above = larger(scores[i][j], above);
                 }
                 above = across(above, larger);
-                const float fade = expf(most[i] - above);
+                // One that has seen no key yet.
+                const float base = above == -INFINITY_F ? 0.0f : above, fade = expf(most[i] - base);
                 float sum = 0.0f;
                 UNROLL
                 for (int j = 0; j < 4; j++) {
-                    const float share = expf(scores[i][j] - above);
+                    const float share = expf(scores[i][j] - base);
                     sum += share;
                     room.shares[my_column() + j][my_row() + i] = share * factors.at(i, j);
                 }
@@ -205,9 +208,10 @@ __device__ void attend(const T *qkv, T *out, float *lse, const Key *drop, const 
         for (int i = 0; i < 4; i++) {
             const i64 query = first + my_row() + i;
             if (!queries.has(query)) continue;
-            sums.scale(i, 1.0f / total[i]);
-            sums.write(i, head.of_one(out)[query], heads.depth);
-            if (my_column() == 0) *head.of_queries(lse)[query] = most[i] + logf(total[i]);
+            const bool saw_none = total[i] == 0.0f;
+            sums.scale(i, saw_none ? 0.0f : 1.0f / total[i]);
+            sums.write(i, head.of_output(out)[query], heads.depth);
+            if (my_column() == 0) *head.of_queries(lse)[query] = saw_none ? INFINITY_F : most[i] + logf(total[i]);
         }
     });
 }
@@ -215,11 +219,12 @@ __device__ void attend(const T *qkv, T *out, float *lse, const Key *drop, const 
 // The gradient of queries. The sum of a query's shares times their slopes is that of its output times the output's gradient:
 // `levels` gets it for the keys, which come after.
 template <int DEPTH>
-__device__ void to_queries(const T *qkv, const T *y, const float *lse, const T *grad, float *levels, T *out, const Key *drop,
-                           const u64 *samples, const Heads &heads, Room &room) {
+__device__ void to_queries(const T *q, const T *k, const T *v, const T *y, const float *lse, const T *grad, float *levels, T *out,
+                           const Key *drop, const u64 *samples, const float *hiding, const Heads &heads, Room &room) {
     for_tiles<OWN>(heads, asked(heads), true, [&](const Head &head, i64 first) {
-        const Rows<const T> queries = head.of_three(qkv, QUERIES), keys = head.of_three(qkv, KEYS), values = head.of_three(qkv, VALUES);
-        const Rows<const T> grads = head.of_one(grad), outputs = head.of_one(y);
+        const Rows<const T> queries = head.queries(q), keys = head.keys(k), values = head.values(v);
+        const Sight sight(hiding, head);
+        const Rows<const T> grads = head.of_output(grad), outputs = head.of_output(y);
         Mask mask(drop, samples, head);
         Sums<DEPTH> sums;
         float base[4], level[4];
@@ -233,7 +238,7 @@ __device__ void to_queries(const T *qkv, const T *y, const float *lse, const T *
             base[i] = is_there ? *head.of_queries(lse)[query] : 0.0f;
             if (is_there && my_column() == 0) *head.of_queries(levels)[query] = level[i];
         }
-        for (i64 others = 0; others < first + OWN && others < heads.time; others += OTHERS) {
+        for (i64 others = 0; others <= sight.until((int)first + OWN - 1); others += OTHERS) {
             float scores[4][4], slopes[4][4];
             multiply(queries, first, keys, others, heads, room, scores);
             multiply(grads, first, values, others, heads, room, slopes);
@@ -243,8 +248,7 @@ __device__ void to_queries(const T *qkv, const T *y, const float *lse, const T *
                 const i64 query = first + my_row() + i;
                 UNROLL
                 for (int j = 0; j < 4; j++) {
-                    const i64 key = others + my_column() + j;
-                    const bool is_seen = key <= query && queries.has(query);
+                    const bool is_seen = sight.sees((int)query, (int)others + my_column() + j);
                     const float share = expf(scores[i][j] * heads.scale - base[i]);
                     const float slope = share * (slopes[i][j] * factors.at(i, j) - level[i]);
                     room.shares[my_column() + j][my_row() + i] = is_seen ? slope : 0.0f;
@@ -257,22 +261,22 @@ __device__ void to_queries(const T *qkv, const T *y, const float *lse, const T *
             const i64 query = first + my_row() + i;
             if (!queries.has(query)) continue;
             sums.scale(i, heads.scale);
-            sums.write(i, head.of_three(out, QUERIES)[query], heads.depth);
+            sums.write(i, head.rows(out, heads.gradients[QUERIES], asked(heads))[query], heads.depth);
         }
     });
 }
 
 // The gradients of keys and values.
 template <int DEPTH>
-__device__ void to_keys(const T *qkv, const float *lse, const T *grad, const float *levels, T *out, const Key *drop, const u64 *samples,
-                        const Heads &heads, Room &room) {
-    for_tiles<OWN>(heads, every(heads), false, [&](const Head &head, i64 first) {
-        const Rows<const T> queries = head.of_three(qkv, QUERIES), keys = head.of_three(qkv, KEYS), values = head.of_three(qkv, VALUES);
-        const Rows<const T> grads = head.of_one(grad);
+__device__ void to_keys(const T *q, const T *k, const T *v, const float *lse, const T *grad, const float *levels, T *out_k, T *out_v,
+                        const Key *drop, const u64 *samples, const float *hiding, const Heads &heads, Room &room) {
+    for_tiles<OWN>(heads, every_key(heads), false, [&](const Head &head, i64 first) {
+        const Rows<const T> queries = head.queries(q), keys = head.keys(k), values = head.values(v);
+        const Sight sight(hiding, head);
+        const Rows<const T> grads = head.of_output(grad);
         Mask mask(drop, samples, head);
         Sums<DEPTH> of_keys, of_values;
-        // Queries see no later keys.
-        const i64 begin = first / OTHERS * OTHERS > heads.from ? first / OTHERS * OTHERS : heads.from;
+        const i64 since = sight.since((int)first) / OTHERS * OTHERS, begin = since > heads.from ? since : heads.from;
         for (i64 others = begin; others < asked(heads).end; others += OTHERS) {
             float scores[4][4], slopes[4][4];
             multiply(keys, first, queries, others, heads, room, scores);
@@ -286,8 +290,7 @@ __device__ void to_keys(const T *qkv, const float *lse, const T *grad, const flo
                 const float level = is_there ? *head.of_queries(levels)[query] : 0.0f;
                 UNROLL
                 for (int i = 0; i < 4; i++) {
-                    const i64 key = first + my_row() + i;
-                    const bool is_seen = key <= query && is_there;
+                    const bool is_seen = sight.sees((int)query, (int)first + my_row() + i);
                     const float factor = factors.at(i, j);
                     const float share = expf(scores[i][j] * heads.scale - base);
                     slopes[i][j] = is_seen ? share * (slopes[i][j] * factor - level) : 0.0f;
@@ -306,32 +309,34 @@ __device__ void to_keys(const T *qkv, const float *lse, const T *grad, const flo
         UNROLL
         for (int i = 0; i < 4; i++) {
             const i64 key = first + my_row() + i;
-            if (key >= heads.time) continue;
+            if (!keys.has(key)) continue;
             of_keys.scale(i, heads.scale);
-            of_keys.write(i, head.of_three(out, KEYS)[key], heads.depth);
-            of_values.write(i, head.of_three(out, VALUES)[key], heads.depth);
+            of_keys.write(i, head.rows(out_k, heads.gradients[KEYS], every_key(heads))[key], heads.depth);
+            of_values.write(i, head.rows(out_v, heads.gradients[VALUES], every_key(heads))[key], heads.depth);
         }
     });
 }
 
 // One row the heads of at most so many numbers.
 #define ATTENTION(DEPTH)                                                                                                      \
-    extern "C" __global__ void __launch_bounds__(THREADS) attention_##DEPTH(const T *qkv, T *out, float *lse, const Key *drop,  \
-                                                                            const u64 *samples, Heads heads) {                \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                                     \
+        attention_##DEPTH(const T *q, const T *k, const T *v, T *out, float *lse, const Key *drop, const u64 *samples,        \
+                          const float *hiding, Heads heads) {                                                                 \
         __shared__ Room room;                                                                                                 \
-        attend<DEPTH>(qkv, out, lse, drop, samples, heads, room);                                                              \
+        attend<DEPTH>(q, k, v, out, lse, drop, samples, hiding, heads, room);                                                 \
     }                                                                                                                         \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                                     \
-        attention_queries_##DEPTH(const T *qkv, const T *y, const float *lse, const T *grad, float *levels, T *out,           \
-                                  const Key *drop, const u64 *samples, Heads heads) {                                          \
+        attention_queries_##DEPTH(const T *q, const T *k, const T *v, const T *y, const float *lse, const T *grad,            \
+                                  float *levels, T *out, const Key *drop, const u64 *samples, const float *hiding,            \
+                                  Heads heads) {                                                                              \
         __shared__ Room room;                                                                                                 \
-        to_queries<DEPTH>(qkv, y, lse, grad, levels, out, drop, samples, heads, room);                                         \
+        to_queries<DEPTH>(q, k, v, y, lse, grad, levels, out, drop, samples, hiding, heads, room);                            \
     }                                                                                                                         \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                                     \
-        attention_keys_##DEPTH(const T *qkv, const float *lse, const T *grad, const float *levels, T *out, const Key *drop,    \
-                               const u64 *samples, Heads heads) {                                                             \
+        attention_keys_##DEPTH(const T *q, const T *k, const T *v, const float *lse, const T *grad, const float *levels,      \
+                               T *out_k, T *out_v, const Key *drop, const u64 *samples, const float *hiding, Heads heads) {   \
         __shared__ Room room;                                                                                                 \
-        to_keys<DEPTH>(qkv, lse, grad, levels, out, drop, samples, heads, room);                                               \
+        to_keys<DEPTH>(q, k, v, lse, grad, levels, out_k, out_v, drop, samples, hiding, heads, room);                         \
     }
 
 ATTENTION(64)

@@ -1,4 +1,4 @@
-// Causal self-attention as in attention.cu, of floats of 16 bits, by the units that multiply small matrices of them: for heads of
+// Attention as in attention.cu, of floats of 16 bits, by the units that multiply small matrices of them: for heads of
 // a multiple of 8 numbers, at most 128. Every product is summed in float. Scores and all that is made of them stay float until they
 // are multiplied with rows: shares and slopes are rounded then. What dropout multiplies the shares by that it keeps comes after, in float,
 // since it may be more than 16 bits can hold.
@@ -11,7 +11,7 @@
 // keys a query sees is looked at only where a tile and a warp's own positions overlap, or the tile is cut short, and which shares are
 // dropped only where any are. Of a warp's own rows those that aren't there are zeros, and nobody sees what comes of them. Products of
 // rows are made of 16 positions of a tile's at a time, so that a thread needs few registers, and a multiprocessor has room for more of
-// them. `PLAIN` is what most do: heads have just as many numbers as the kernel is for, and no share is dropped.
+// them. `PLAIN` is what most do: heads have just as many numbers as the kernel is for, no share is dropped, and no mask hides a key.
 #include "fragments.cuh"
 #include "heads.cuh"
 
@@ -193,14 +193,16 @@ template <int DEPTH> struct Lane {
     // Which position of the tile's.
     static __device__ int other_of(int i) { return i / 2 % COUNT * 8 + my_column() + i % 2; }
 
-    // Puts zeros in the place of those that aren't kept, a bit each, of the k-th products.
-    static __device__ void drop(Products &products, int k, u32 kept) {
+    // Puts `number` in the place of those that aren't kept, a bit each, of the k-th products.
+    static __device__ void put(float number, Products &products, int k, u32 kept) {
         UNROLL
         for (int i = 0; i < 8; i++) {
             const int which = i % 4 / 2 * 2 * COUNT + (2 * k + i / 4) * 2 + i % 2;
-            if (!(kept >> which & 1)) products.at[i / 4][i % 4] = 0.0f;
+            if (!(kept >> which & 1)) products.at[i / 4][i % 4] = number;
         }
     }
+
+    static __device__ void drop(Products &products, int k, u32 kept) { put(0.0f, products, k, kept); }
 };
 
 // A query and a key.
@@ -243,6 +245,25 @@ template <int SIZE, int SHARE, int STEP, class Place> __device__ u32 kept_of(Mas
         }
     }
     return kept;
+}
+
+// Which of them the mask shows, where there is one, as bits for the same reason.
+template <int SIZE, class Place> __device__ u32 shown_of(const Sight &sight, Place place) {
+    if (!sight.hiding) return ~0u;
+    u32 shown = 0;
+    UNROLL_FOUR
+    for (int i = 0; i < SIZE; i++) {
+        const Seen at = place(i);
+        shown |= (u32)sight.shows(at.query, at.key) << i;
+    }
+    return shown;
+}
+
+// Whether nothing of a tile that a warp has is to be done, since the mask shows none of it to any lane.
+__device__ inline bool is_out_of_sight(const Sight &sight, u32 shown) {
+    if (!sight.hiding) return false;
+    for (int step = 16; step > 0; step /= 2) shown |= of_lane(shown, step);
+    return shown == 0;
 }
 
 // Neighbouring lanes have a query's neighbouring keys, two of them each; as keys are a block's own, lanes of neighbouring rows have
@@ -311,36 +332,47 @@ __device__ inline float sum_across(float value) {
 }
 
 template <int DEPTH, bool PLAIN>
-__device__ void attend(const T *qkv, T *out, float *lse, const Key *drop, const u64 *samples, const Heads &heads, Room<DEPTH> &room) {
+__device__ void attend(const T *q, const T *k, const T *v, T *out, float *lse, const Key *drop, const u64 *samples, const float *hiding,
+                       const Heads &heads, Room<DEPTH> &room) {
     const int MANY = others_of<DEPTH> / 16;
     for_tiles<OWN>(heads, asked(heads), true, [&](const Head &head, i64 of_tile) {
         const int first = (int)of_tile;
-        const Own<DEPTH, PLAIN> queries(head.of_three(qkv, QUERIES), first, heads);
+        const Own<DEPTH, PLAIN> queries(head.queries(q), first, heads);
+        const Sight sight(PLAIN ? nullptr : hiding, head);
         Mask mask(PLAIN ? nullptr : drop, samples, head);
         Sums<DEPTH> sums;
         // The largest of scores; powers of 2 of scores times the factor are their exponentials.
         float most[2] = {-INFINITY_F, -INFINITY_F}, total[2] = {0.0f, 0.0f};
         const float factor = heads.scale * LOG2_E;
-        const int mine = my_position(first);
-        for_others<DEPTH, PLAIN>(head.of_three(qkv, KEYS), head.of_three(qkv, VALUES), 0, first + OWN, heads, room, [](int, int) {},
+        const int mine = my_position(first), until[2] = {sight.until(mine), sight.until(mine + 8)};
+        for_others<DEPTH, PLAIN>(head.keys(k), head.values(v), 0, sight.until(first + OWN - 1) + 1, heads, room, [](int, int) {},
                                  [&](int others, int now) {
-            if (others > last_of_warp(first)) return;
+            if (others > sight.until(last_of_warp(first))) return;
+            const auto place = [=](int i) { return Seen{mine + Lane<DEPTH>::row_of(i) * 8, others + Lane<DEPTH>::other_of(i)}; };
+            const u32 shown = shown_of<Lane<DEPTH>::SIZE>(sight, place);
+            if (is_out_of_sight(sight, shown)) return;
             Products scores[MANY];
-            float above[2] = {most[0], most[1]}, fade[2];
+            float above[2] = {most[0], most[1]}, base[2], fade[2];
             UNROLL
             for (int k = 0; k < MANY; k++) scores[k] = Products(queries, room.first[now], k, heads);
-            if (others + others_of<DEPTH> > first_of_warp(first)) {
+            if (sight.has_edge(others + others_of<DEPTH>, first_of_warp(first))) {
                 UNROLL
                 for (int k = 0; k < MANY; k++) {
-                    scores[k].hide(-INFINITY_F, [=](int row, int other) { return others + k * 16 + other > mine + row * 8; });
+                    scores[k].hide(-INFINITY_F, [=](int row, int other) { return others + k * 16 + other > until[row]; });
                 }
+            }
+            if (sight.hiding) {
+                UNROLL
+                for (int k = 0; k < MANY; k++) Lane<DEPTH>::put(-INFINITY_F, scores[k], k, shown);
             }
             UNROLL
             for (int k = 0; k < MANY; k++) scores[k].each([&](float score, int row, int) { above[row] = fmaxf(above[row], score); });
             UNROLL
             for (int row = 0; row < 2; row++) {
                 above[row] = across(above[row], [](float a, float b) { return fmaxf(a, b); });
-                fade[row] = power_of_2((most[row] - above[row]) * factor);
+                // One that has seen no key yet has no largest.
+                base[row] = !PLAIN && above[row] == -INFINITY_F ? 0.0f : above[row];
+                fade[row] = power_of_2((most[row] - base[row]) * factor);
                 most[row] = above[row];
                 total[row] *= fade[row];
             }
@@ -349,14 +381,12 @@ __device__ void attend(const T *qkv, T *out, float *lse, const Key *drop, const 
             for (int k = 0; k < MANY; k++) {
                 scores[k].each([&](float &score, int row, int) {
                     // The largest counts 1 exactly, however large it is.
-                    score = power_of_2((score - most[row]) * factor);
+                    score = power_of_2((score - base[row]) * factor);
                     total[row] += score;
                 });
             }
             if (mask.drops) {
-                const u32 kept = kept_of_keys<Lane<DEPTH>::SIZE>(mask, [=](int i) {
-                    return Seen{mine + Lane<DEPTH>::row_of(i) * 8, others + Lane<DEPTH>::other_of(i)};
-                });
+                const u32 kept = kept_of_keys<Lane<DEPTH>::SIZE>(mask, place);
                 UNROLL
                 for (int k = 0; k < MANY; k++) Lane<DEPTH>::drop(scores[k], k, kept);
             }
@@ -368,29 +398,33 @@ __device__ void attend(const T *qkv, T *out, float *lse, const Key *drop, const 
         UNROLL
         for (int row = 0; row < 2; row++) {
             total[row] = sum_across(total[row]);
-            per[row] = mask.keep / total[row];
+            const bool saw_none = !PLAIN && total[row] == 0.0f;
+            per[row] = saw_none ? 0.0f : mask.keep / total[row];
             const int query = mine + row * 8;
-            if (lses.has(query) && my_column() == 0) *lses[query] = (most[row] * factor + log2f(total[row])) * LN_2;
+            if (lses.has(query) && my_column() == 0) {
+                *lses[query] = saw_none ? INFINITY_F : (most[row] * factor + log2f(total[row])) * LN_2;
+            }
         }
         sums.scale(per);
-        sums.template write<PLAIN>(head.of_one(out), first, heads);
+        sums.template write<PLAIN>(head.of_output(out), first, heads);
     });
 }
 
 // The gradient of queries; `levels` as in attention.cu.
 template <int DEPTH, bool PLAIN>
-__device__ void to_queries(const T *qkv, const T *y, const float *lse, const T *grad, float *levels, T *out, const Key *drop,
-                           const u64 *samples, const Heads &heads, Room<DEPTH> &room) {
+__device__ void to_queries(const T *q, const T *k, const T *v, const T *y, const float *lse, const T *grad, float *levels, T *out,
+                           const Key *drop, const u64 *samples, const float *hiding, const Heads &heads, Room<DEPTH> &room) {
     const int MANY = others_of<DEPTH> / 16;
     for_tiles<OWN>(heads, asked(heads), true, [&](const Head &head, i64 of_tile) {
         const int first = (int)of_tile;
-        const Own<DEPTH, PLAIN> queries(head.of_three(qkv, QUERIES), first, heads), grads(head.of_one(grad), first, heads);
+        const Own<DEPTH, PLAIN> queries(head.queries(q), first, heads), grads(head.of_output(grad), first, heads);
+        const Sight sight(PLAIN ? nullptr : hiding, head);
         Mask mask(PLAIN ? nullptr : drop, samples, head);
         Sums<DEPTH> sums;
         const float factor = heads.scale * LOG2_E;
-        const int mine = my_position(first);
+        const int mine = my_position(first), until[2] = {sight.until(mine), sight.until(mine + 8)};
         float base[2], level[2] = {0.0f, 0.0f};
-        add_products(Own<DEPTH, PLAIN>(head.of_one(y), first, heads), grads, level);
+        add_products(Own<DEPTH, PLAIN>(head.of_output(y), first, heads), grads, level);
         const Rows<float> of_levels = head.of_queries(levels);
         UNROLL
         for (int row = 0; row < 2; row++) {
@@ -401,13 +435,14 @@ __device__ void to_queries(const T *qkv, const T *y, const float *lse, const T *
             if (is_there && my_column() == 0) *of_levels[query] = level[row];
             level[row] *= 1.0f / mask.keep;
         }
-        for_others<DEPTH, PLAIN>(head.of_three(qkv, KEYS), head.of_three(qkv, VALUES), 0, first + OWN, heads, room, [](int, int) {},
+        for_others<DEPTH, PLAIN>(head.keys(k), head.values(v), 0, sight.until(first + OWN - 1) + 1, heads, room, [](int, int) {},
                                  [&](int others, int now) {
-            if (others > last_of_warp(first)) return;
-            const bool is_edge = others + others_of<DEPTH> > first_of_warp(first);
-            const u32 kept = kept_of_keys<Lane<DEPTH>::SIZE>(mask, [=](int i) {
-                return Seen{mine + Lane<DEPTH>::row_of(i) * 8, others + Lane<DEPTH>::other_of(i)};
-            });
+            if (others > sight.until(last_of_warp(first))) return;
+            const bool is_edge = sight.has_edge(others + others_of<DEPTH>, first_of_warp(first));
+            const auto place = [=](int i) { return Seen{mine + Lane<DEPTH>::row_of(i) * 8, others + Lane<DEPTH>::other_of(i)}; };
+            const u32 shown = shown_of<Lane<DEPTH>::SIZE>(sight, place);
+            if (is_out_of_sight(sight, shown)) return;
+            const u32 kept = kept_of_keys<Lane<DEPTH>::SIZE>(mask, place);
             UNROLL
             for (int k = 0; k < MANY; k++) {
                 Products scores(queries, room.first[now], k, heads), slopes(grads, room.second[now], k, heads);
@@ -418,28 +453,33 @@ __device__ void to_queries(const T *qkv, const T *y, const float *lse, const T *
                     float &slope = slopes.at[i / 4][i % 4];
                     slope = power_of_2(fmaf(scores.at[i / 4][i % 4], factor, -base[row])) * (slope - level[row]);
                 }
-                if (is_edge) slopes.hide(0.0f, [=](int row, int other) { return others + k * 16 + other > mine + row * 8; });
+                if (is_edge) {
+                    slopes.hide(0.0f, [=](int row, int other) { return others + k * 16 + other > until[row]; });
+                }
+                if (sight.hiding) Lane<DEPTH>::put(0.0f, slopes, k, shown);
                 sums.template gather<PLAIN>(slopes, room.first[now], k, heads);
             }
         });
         const float scale = heads.scale * mask.keep, scales[2] = {scale, scale};
         sums.scale(scales);
-        sums.template write<PLAIN>(head.of_three(out, QUERIES), first, heads);
+        sums.template write<PLAIN>(head.rows(out, heads.gradients[QUERIES], asked(heads)), first, heads);
     });
 }
 
 // The gradients of keys and values.
 template <int DEPTH, bool PLAIN>
-__device__ void to_keys(const T *qkv, const float *lse, const T *grad, const float *levels, T *out, const Key *drop, const u64 *samples,
-                        const Heads &heads, RoomOfQueries<DEPTH> &room) {
+__device__ void to_keys(const T *q, const T *k, const T *v, const float *lse, const T *grad, const float *levels, T *out_k, T *out_v,
+                        const Key *drop, const u64 *samples, const float *hiding, const Heads &heads, RoomOfQueries<DEPTH> &room) {
     const int MANY = others_of<DEPTH> / 16;
-    for_tiles<OWN>(heads, every(heads), false, [&](const Head &head, i64 of_tile) {
+    for_tiles<OWN>(heads, every_key(heads), false, [&](const Head &head, i64 of_tile) {
         const int first = (int)of_tile;
-        const Own<DEPTH, PLAIN> keys(head.of_three(qkv, KEYS), first, heads), values(head.of_three(qkv, VALUES), first, heads);
+        const Own<DEPTH, PLAIN> keys(head.keys(k), first, heads), values(head.values(v), first, heads);
+        const Sight sight(PLAIN ? nullptr : hiding, head);
         Mask mask(PLAIN ? nullptr : drop, samples, head);
         Sums<DEPTH> of_keys, of_values;
         const float factor = heads.scale * LOG2_E, less = 1.0f / mask.keep;
         const int mine = my_position(first), from = (int)heads.from, end = (int)asked(heads).end;
+        const int first_since = sight.since(first), since = sight.since(mine);
         const Rows<const float> bases = head.of_queries(lse), of_levels = head.of_queries(levels);
         const auto beside = [&](int others, int which) {
             const int i = (int)threadIdx.x;
@@ -448,14 +488,15 @@ __device__ void to_keys(const T *qkv, const float *lse, const T *grad, const flo
             copy_number_later(&room.bases[which].at[i], bases[others + i], is_there);
             copy_number_later(&room.levels[which].at[i], of_levels[others + i], is_there);
         };
-        for_others<DEPTH, PLAIN>(head.of_three(qkv, QUERIES), head.of_one(grad), first > from ? first : from, heads.time, heads, room.rows,
-                                 beside, [&](int others, int now) {
-            if (others + others_of<DEPTH> <= first_of_warp(first)) return;
+        for_others<DEPTH, PLAIN>(head.queries(q), head.of_output(grad), first_since > from ? first_since : from, end, heads, room.rows, beside,
+                                 [&](int others, int now) {
+            if (others + others_of<DEPTH> <= sight.since(first_of_warp(first))) return;
             const Tile<DEPTH> &queries = room.rows.first[now], &grads = room.rows.second[now];
-            const bool is_edge = others < last_of_warp(first) || others + others_of<DEPTH> > end;
-            const u32 kept = kept_of_own_keys<Lane<DEPTH>::SIZE>(mask, [=](int i) {
-                return Seen{others + Lane<DEPTH>::other_of(i), mine + Lane<DEPTH>::row_of(i) * 8};
-            });
+            const bool is_edge = others < sight.since(last_of_warp(first)) || others + others_of<DEPTH> > end;
+            const auto place = [=](int i) { return Seen{others + Lane<DEPTH>::other_of(i), mine + Lane<DEPTH>::row_of(i) * 8}; };
+            const u32 shown = shown_of<Lane<DEPTH>::SIZE>(sight, place);
+            if (is_out_of_sight(sight, shown)) return;
+            const u32 kept = kept_of_own_keys<Lane<DEPTH>::SIZE>(mask, place);
             UNROLL
             for (int k = 0; k < MANY; k++) {
                 Products shares(keys, queries, k, heads), slopes(values, grads, k, heads);
@@ -471,12 +512,16 @@ __device__ void to_keys(const T *qkv, const float *lse, const T *grad, const flo
                 if (mask.drops) Lane<DEPTH>::drop(shares, k, kept);
                 if (is_edge) {
                     // Infinite keys make a query that isn't there no number.
-                    const auto is_hidden = [=](int row, int other) {
+                    const auto hides = [=](int row, int other) {
                         const int query = others + k * 16 + other;
-                        return query < mine + row * 8 || query >= end;
+                        return query < since + row * 8 || query >= end;
                     };
-                    shares.hide(0.0f, is_hidden);
-                    slopes.hide(0.0f, is_hidden);
+                    shares.hide(0.0f, hides);
+                    slopes.hide(0.0f, hides);
+                }
+                if (sight.hiding) {
+                    Lane<DEPTH>::put(0.0f, shares, k, shown);
+                    Lane<DEPTH>::put(0.0f, slopes, k, shown);
                 }
                 of_values.template gather<PLAIN>(shares, grads, k, heads);
                 of_keys.template gather<PLAIN>(slopes, queries, k, heads);
@@ -485,37 +530,36 @@ __device__ void to_keys(const T *qkv, const float *lse, const T *grad, const flo
         const float scale = heads.scale * mask.keep, of_scores[2] = {scale, scale}, of_shares[2] = {mask.keep, mask.keep};
         of_keys.scale(of_scores);
         of_values.scale(of_shares);
-        of_keys.template write<PLAIN>(head.of_three(out, KEYS), first, heads);
-        of_values.template write<PLAIN>(head.of_three(out, VALUES), first, heads);
+        of_keys.template write<PLAIN>(head.rows(out_k, heads.gradients[KEYS], every_key(heads)), first, heads);
+        of_values.template write<PLAIN>(head.rows(out_v, heads.gradients[VALUES], every_key(heads)), first, heads);
     });
 }
 
-#define BY_KIND(DEPTH, WORK, ...)                     \
-    if (heads.depth == DEPTH && drop == nullptr) {    \
-        WORK<DEPTH, true>(__VA_ARGS__, heads, room);  \
-    } else {                                          \
-        WORK<DEPTH, false>(__VA_ARGS__, heads, room); \
-    }
-
 // One row the heads of at most so many numbers, and how many blocks of each kernel a multiprocessor is to have room for, in registers: as
-// many as leave what most do without a number in slower memory, but for a few bytes.
-#define ATTENTION(DEPTH, ATTEND, TO_QUERIES, TO_KEYS)                                                                          \
-    extern "C" __global__ void __launch_bounds__(THREADS, ATTEND) halves_attention_##DEPTH(                                    \
-        const T *qkv, T *out, float *lse, const Key *drop, const u64 *samples, Heads heads) {                                  \
-        __shared__ Room<DEPTH> room;                                                                                           \
-        BY_KIND(DEPTH, attend, qkv, out, lse, drop, samples)                                                                   \
-    }                                                                                                                          \
-    extern "C" __global__ void __launch_bounds__(THREADS, TO_QUERIES) halves_attention_queries_##DEPTH(                        \
-        const T *qkv, const T *y, const float *lse, const T *grad, float *levels, T *out, const Key *drop, const u64 *samples, \
-        Heads heads) {                                                                                                         \
-        __shared__ Room<DEPTH> room;                                                                                           \
-        BY_KIND(DEPTH, to_queries, qkv, y, lse, grad, levels, out, drop, samples)                                              \
-    }                                                                                                                          \
-    extern "C" __global__ void __launch_bounds__(THREADS, TO_KEYS) halves_attention_keys_##DEPTH(                              \
-        const T *qkv, const float *lse, const T *grad, const float *levels, T *out, const Key *drop, const u64 *samples,       \
-        Heads heads) {                                                                                                         \
-        __shared__ RoomOfQueries<DEPTH> room;                                                                                  \
-        BY_KIND(DEPTH, to_keys, qkv, lse, grad, levels, out, drop, samples)                                                    \
+// many as leave what most do without a number in slower memory, but for a few bytes. What most do has kernels of its own, since the others
+// want more registers.
+#define ATTENTION(DEPTH, ATTEND, TO_QUERIES, TO_KEYS)          \
+    KIND(DEPTH, , false, ATTEND, TO_QUERIES, TO_KEYS)          \
+    KIND(DEPTH, plain_, true, ATTEND, TO_QUERIES, TO_KEYS)
+
+#define KIND(DEPTH, NAME, PLAIN, ATTEND, TO_QUERIES, TO_KEYS)                                                                    \
+    extern "C" __global__ void __launch_bounds__(THREADS, ATTEND) halves_attention_##NAME##DEPTH(                                \
+        const T *q, const T *k, const T *v, T *out, float *lse, const Key *drop, const u64 *samples, const float *hiding,        \
+        Heads heads) {                                                                                                           \
+        __shared__ Room<DEPTH> room;                                                                                             \
+        attend<DEPTH, PLAIN>(q, k, v, out, lse, drop, samples, hiding, heads, room);                                             \
+    }                                                                                                                            \
+    extern "C" __global__ void __launch_bounds__(THREADS, TO_QUERIES) halves_attention_queries_##NAME##DEPTH(                    \
+        const T *q, const T *k, const T *v, const T *y, const float *lse, const T *grad, float *levels, T *out, const Key *drop, \
+        const u64 *samples, const float *hiding, Heads heads) {                                                                  \
+        __shared__ Room<DEPTH> room;                                                                                             \
+        to_queries<DEPTH, PLAIN>(q, k, v, y, lse, grad, levels, out, drop, samples, hiding, heads, room);                        \
+    }                                                                                                                            \
+    extern "C" __global__ void __launch_bounds__(THREADS, TO_KEYS) halves_attention_keys_##NAME##DEPTH(                          \
+        const T *q, const T *k, const T *v, const float *lse, const T *grad, const float *levels, T *out_k, T *out_v,            \
+        const Key *drop, const u64 *samples, const float *hiding, Heads heads) {                                                 \
+        __shared__ RoomOfQueries<DEPTH> room;                                                                                    \
+        to_keys<DEPTH, PLAIN>(q, k, v, lse, grad, levels, out_k, out_v, drop, samples, hiding, heads, room);                     \
     }
 
 ATTENTION(64, 4, 4, 3)

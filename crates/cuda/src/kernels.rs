@@ -103,9 +103,9 @@ const NORMALISED_COLUMNS: &[Parameter] = &[R, R, R, R, W, W, N, N, N];
 const NORMALISED_WHOLE: &[Parameter] = &[R, R0, W0, R0, R0, W, W, W, N, N, F];
 const NORMALISED_WHOLE_GRADIENT: &[Parameter] = &[R, R0, R, R0, R, R, W0, W0, W0, W0, N, N, N];
 const OF_VIEWS: &[Parameter] = &[R, R, W, WALK2, N];
-const ATTENTION: &[Parameter] = &[R, W, W, R0, R0, HEADS];
-const TO_QUERIES: &[Parameter] = &[R, R, R, R, W, W, R0, R0, HEADS];
-const TO_KEYS: &[Parameter] = &[R, R, R, R, W, R0, R0, HEADS];
+const ATTENTION: &[Parameter] = &[R, R, R, W, W, R0, R0, R0, HEADS];
+const TO_QUERIES: &[Parameter] = &[R, R, R, R, R, R, W, W, R0, R0, R0, HEADS];
+const TO_KEYS: &[Parameter] = &[R, R, R, R, R, R, W, W, R0, R0, R0, HEADS];
 
 const fn convolution(name: &'static str, parameters: &'static [Parameter]) -> Kernel {
     Kernel { name, source: Source::Convolution, parameters, share: Share::Elements }
@@ -293,9 +293,15 @@ pub const KERNELS: &[Kernel] = &[
     halves("halves_attention_64", ATTENTION),
     halves("halves_attention_queries_64", TO_QUERIES),
     halves("halves_attention_keys_64", TO_KEYS),
+    halves("halves_attention_plain_64", ATTENTION),
+    halves("halves_attention_queries_plain_64", TO_QUERIES),
+    halves("halves_attention_keys_plain_64", TO_KEYS),
     halves("halves_attention_128", ATTENTION),
     halves("halves_attention_queries_128", TO_QUERIES),
     halves("halves_attention_keys_128", TO_KEYS),
+    halves("halves_attention_plain_128", ATTENTION),
+    halves("halves_attention_queries_plain_128", TO_QUERIES),
+    halves("halves_attention_keys_plain_128", TO_KEYS),
     choice("compare", &[R, R, W, WALK2, N, N]),
     choice("compare_integers", &[R, R, W, WALK2, N, N]),
     choice("choose", &[R, R, R, W, WALK3, N]),

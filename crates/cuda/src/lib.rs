@@ -87,7 +87,7 @@ pub use framing::Framing;
 pub use geometry::{Geometry, LINE, SECTOR, Share, TILE, Work};
 pub use gpu::{DebugSync, Gpu, GpuMemory, GpuOptions};
 pub use graph::Graph;
-pub use heads::Heads;
+pub use heads::{Apart, Heads};
 pub use kernels::{KERNELS, Kernel, MOST_PARAMETERS, Parameter, kernel};
 pub use launch::Argument;
 pub use library::{Library, Version};

@@ -100,6 +100,14 @@ fn main() {
     b.op("product", rows, |x| x * x);
     b.op("transpose", rows, |x| x.t().contiguous());
     b.op("heads", &[32, 128, 8, 64], |x| x.transpose(1, 2).contiguous());
+    // Half of the samples are filled up from half of their positions on.
+    let seen = |i: usize| if i / 512 % 2 == 1 && i % 512 >= 256 { 0.0f32 } else { 1.0 };
+    let seen: Vec<f32> = (0..8 * 512).map(seen).collect();
+    let seen = Tensor::from_slice(&b.device, &seen, [8, 1, 1, 512]);
+    let qkv = &[8, 512, 3 * 512];
+    b.op("attention", qkv, |x| x.self_attention(8, None, None));
+    b.op("attention masked", qkv, |x| x.self_attention(8, Some(&seen), None));
+    b.op("attention causal", qkv, |x| x.causal_attention(8, None));
     b.op("flip", rows, |x| x.flip(1));
     b.op("cat", rows, |x| Tensor::cat(&[x; 4], 0));
     b.op("masked_fill", rows, |x| x.masked_fill(&x.gt(0.5), 1.0));

@@ -357,13 +357,25 @@ pub fn attention(c: &impl Check) {
         c.check(&[&shape], |x| x[0].causal_attention_in_steps(heads, None));
     }
     c.check(&[&[2, 5, 12]], |x| x[0].causal_attention(2, Some((0.4, &key))));
-    let parts: [&[usize]; 3] = [&[2, 2, 3, 4], &[2, 2, 5, 4], &[2, 2, 5, 2]];
-    c.check(&parts, |x| x[0].attention(&x[1], &x[2], None, None));
-    c.check(&parts, |x| {
-        // The second sample's first query sees nothing.
-        let mask = Tensor::from_slice(x[0].device(), &[1.0f32, 0.0, 1.0, 1.0, 0.0], [1, 1, 1, 5]);
-        let rows = Tensor::from_slice(x[0].device(), &[1.0f32, 1.0, 1.0, 0.0, 1.0, 1.0], [2, 1, 3, 1]);
-        x[0].attention(&x[1], &x[2], Some(&(mask * rows)), Some((0.4, &key)))
+    // The second sample's first query sees nothing.
+    let mask = |device: &Device| {
+        let keys = Tensor::from_slice(device, &[1.0f32, 0.0, 1.0, 1.0, 0.0], [1, 1, 1, 5]);
+        keys * Tensor::from_slice(device, &[1.0f32, 1.0, 1.0, 0.0, 1.0, 1.0], [2, 1, 3, 1])
+    };
+    for numbers in [4, 2] {
+        let parts: [&[usize]; 3] = [&[2, 2, 3, 4], &[2, 2, 5, 4], &[2, 2, 5, numbers]];
+        c.check(&parts, |x| x[0].attention(&x[1], &x[2], None, None));
+        c.check(&parts, |x| x[0].attention(&x[1], &x[2], Some(&mask(x[0].device())), Some((0.4, &key))));
+    }
+    c.check(&[&[2, 3, 2, 8], &[2, 5, 2, 8]], |x| {
+        // Queries by positions; keys are values too.
+        let [q, k] = [0, 1].map(|i| x[i].transpose(1, 2));
+        q.attention(&k, &k, Some(&mask(q.device())), None)
+    });
+    c.check(&[&[2, 5, 12]], |x| x[0].self_attention(2, None, Some((0.4, &key))));
+    c.check(&[&[2, 5, 12]], |x| x[0].self_attention(2, Some(&mask(x[0].device()).narrow(2, 0, 1)), None));
+    c.check(&[&[2, 5, 12]], |x| {
+        x[0].self_attention_in_steps(2, Some(&mask(x[0].device()).narrow(2, 0, 1)), None)
     });
     c.check(&[&[2, 12, 5]], |x| x[0].transpose(1, 2).causal_attention(1, None));
 }
@@ -398,6 +410,13 @@ fn attention_of(c: &impl Check, key: &DropoutKey, sizes: &[([usize; 3], usize)])
     for &([batch, time, depth], heads) in sizes {
         let shape = [batch, time, 3 * heads * depth];
         c.check(&[&shape], |x| x[0].causal_attention(heads, None));
+        c.check(&[&shape], |x| {
+            // Every fifth position is hidden, and the last ones are.
+            let seen = |i: usize| if i % 5 == 3 || i % time > time - time / 4 { 0.0f32 } else { 1.0 };
+            let seen: Vec<f32> = (0..batch * time).map(seen).collect();
+            let seen = Tensor::from_slice(x[0].device(), &seen, [batch, 1, 1, time]);
+            x[0].self_attention(heads, None, None) + x[0].self_attention(heads, Some(&seen), None)
+        });
         if batch == key.samples.len() {
             c.check(&[&shape], |x| x[0].causal_attention(heads, Some((0.2, key))));
         }

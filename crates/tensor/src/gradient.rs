@@ -10,7 +10,7 @@ use crate::gpu;
 use crate::graph::{MAX_INPUTS, Saved};
 use crate::kernel;
 use crate::op::{Form, Op, Unary};
-use crate::ops::attention::Dropped;
+use crate::ops::attention::{Dropped, Shares, apart, room_like};
 use crate::ops::convolution::{conv_plan, pool_planes};
 use crate::ops::recurrent::{Step, befores, place};
 use crate::ops::reduce::{Keep, Toward};
@@ -323,16 +323,30 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
             let (grad, ids) = (grad.contiguous(), value(saved, 0));
             of([filled(0, &table, &|out| kernel::embedding::embedding_gradient(&grad, start, ids, out))])
         }
-        Op::CausalAttention { asked, first, dropout } => {
-            let (qkv, grad) = (value(saved, 0), grad.contiguous());
-            let forward = [qkv, value(saved, 1), value(saved, 2)];
+        Op::Attention { sight, first, dropout } => {
+            let (x, lse, grad) = (value(saved, 0), value(saved, 2), grad.contiguous());
             let dropped = saved[3].is_some().then(|| Dropped {
                 p: dropout,
                 key: [value(saved, 3), value(saved, 4)],
                 first,
             });
-            of([filled(0, qkv.shape(), &|out| {
-                kernel::attention::attention_gradient(forward, asked, dropped, &grad, out);
+            let shares = Shares { sight, mask: saved[5].as_ref(), dropped };
+            let came = [value(saved, 1), lse];
+            if saved[6].is_some() {
+                let given = [x, value(saved, 6), value(saved, 7)];
+                let outs = given.map(room_like);
+                kernel::attention::attention_gradient(given, came, shares, &grad, outs.each_ref());
+                return of(outs.map(Some));
+            }
+            let &[_, heads, asking] = lse.dims() else { unreachable!("as the operation made it") };
+            let asked = sight.from()..sight.from() + asking;
+            of([filled(0, x.shape(), &|out| {
+                if asking < x.dims()[1] {
+                    // Nobody asked the other queries.
+                    kernel::copy::fill(out, 0.0);
+                }
+                let [given, outs] = [x, out].map(|all| apart(all, heads, asked.clone()));
+                kernel::attention::attention_gradient(given.each_ref(), came, shares, &grad, outs.each_ref());
             })])
         }
         Op::Dropout { p } => {

@@ -23,7 +23,7 @@ use std::thread::LocalKey;
 /// The most tensors that an op with a gradient takes.
 pub(crate) const MAX_INPUTS: usize = 4;
 /// The most values that a gradient formula needs.
-pub(crate) const MAX_SAVED: usize = 5;
+pub(crate) const MAX_SAVED: usize = 8;
 
 /// The inputs of a recorded op: their nodes, where they need a gradient.
 pub(crate) type Inputs = [Option<NodeRef>; MAX_INPUTS];
@@ -101,7 +101,7 @@ impl Made {
                 Some((Made::Unary(f), [body.saved[0].clone(), None, None]))
             }
             Kind::Op(Op::LayerNorm { n_dims, eps, dtype, .. }) => {
-                let [x, weight, _, _, bias] = &body.saved;
+                let [x, weight, _, _, bias, ..] = &body.saved;
                 Some((Made::LayerNorm { n_dims, eps, dtype }, [x, weight, bias].map(Option::clone)))
             }
             _ => None,

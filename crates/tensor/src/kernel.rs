@@ -8,7 +8,7 @@ use crate::cpu::pooling::Planes;
 use crate::cpu::wide::{Wide, Widen};
 use crate::device::Backend;
 use crate::op::{Binary, CountPadding, Form, Relation, Unary};
-use crate::ops::attention::{Asked, Dropped};
+use crate::ops::attention::Shares;
 use crate::ops::dropout::{DropoutKey, Within};
 use crate::ops::recurrent::Step;
 use crate::ops::reduce::Toward;
@@ -104,10 +104,10 @@ kernels! {
         linear_in_out_weight_gradient(grad: &Tensor, x: &Tensor, bias: Option<&Tensor>, out: &Tensor) on out;
     }
     attention of numbers {
-        attention(qkv: &Tensor, asked: Asked, dropped: Option<Dropped<'_>>, out: &Tensor, lse: &Tensor) on out;
+        attention(given: [&Tensor; 3], shares: Shares<'_>, out: &Tensor, lse: &Tensor) on out;
         attention_gradient(
-            forward: [&Tensor; 3], asked: Asked, dropped: Option<Dropped<'_>>, grad: &Tensor, out: &Tensor
-        ) on out;
+            given: [&Tensor; 3], came: [&Tensor; 2], shares: Shares<'_>, grad: &Tensor, outs: [&Tensor; 3]
+        ) on grad;
     }
     recurrent of numbers {
         lstm_step(x: &Tensor, product: &Tensor, step: Step, gates: &Tensor, cells: &Tensor, hidden: &Tensor) on x;

@@ -3,7 +3,7 @@
 
 use crate::cpu::conv;
 use crate::dtype::DType;
-use crate::ops::attention::Asked;
+use crate::ops::attention::Sight;
 use crate::ops::choice::whole;
 use crate::ops::reduce::Toward;
 use crate::shape::{MAX_DIMS, Order, Shape};
@@ -103,10 +103,11 @@ pub(crate) enum Op {
     BceWithLogits,
     /// Rows of a table; saves the row numbers.
     Embedding { table: Shape, start: usize },
-    /// Causal self-attention of several heads, of some queries, whose shares are dropped with this probability; saves queries, keys and values, the
-    /// output, each query's logarithm of the sum of the exponentials of its scores, and where shares are dropped the key's words and
-    /// the samples' numbers. The first head is number `first` of those that have masks.
-    CausalAttention { asked: Asked, first: usize, dropout: f64 },
+    /// Attention of several heads, whose shares are dropped with this probability; saves queries, keys and values where they are one tensor, else
+    /// the queries, then the output, each query's logarithm of the sum of the exponentials of its scores, where shares are dropped the
+    /// key's words and the samples' numbers, where keys are hidden the mask, and keys and values where they are tensors of their own. The
+    /// first head is number `first` of those that have masks.
+    Attention { sight: Sight, first: usize, dropout: f64 },
     /// Each element dropped with this probability, by a mask that is made where it is needed; saves the key's words and the samples'
     /// numbers.
     Dropout { p: f64 },

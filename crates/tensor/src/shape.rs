@@ -213,6 +213,15 @@ impl Geometry {
         Geometry { shape, strides: shape.row_major(), offset: 0 }
     }
 
+    /// Behind its last element.
+    pub(crate) fn end(&self) -> usize {
+        if self.shape.count() == 0 {
+            return self.offset;
+        }
+        let apart = self.shape.dims().iter().zip(&self.strides).map(|(size, stride)| (size - 1) * stride);
+        self.offset + apart.sum::<usize>() + 1
+    }
+
     /// Without gaps, in this order. Panics unless the shape has the dimensions that it speaks of.
     #[track_caller]
     pub(crate) fn dense(shape: Shape, order: Order) -> Geometry {
@@ -290,6 +299,16 @@ impl Geometry {
         let others = (0..self.shape.n_dims()).filter(|&d| d != dim).map(|d| self.strides[d]);
         strides.iter_mut().zip(others).for_each(|(to, from)| *to = from);
         Geometry { shape: self.shape.without(dim), strides, ..*self }
+    }
+
+    /// The same with a dimension of size 1 before dimension `dim`.
+    pub(crate) fn with(&self, dim: usize) -> Geometry {
+        let shape = self.shape.insert(dim, 1);
+        let mut strides = self.strides;
+        strides.copy_within(dim..MAX_DIMS - 1, dim + 1);
+        // As in rows, if it is one of these.
+        strides[dim] = self.shape.dims().get(dim).map_or(1, |size| size * self.strides[dim]);
+        Geometry { shape, strides, ..*self }
     }
 
     /// The same elements with dimensions in the order `order`.

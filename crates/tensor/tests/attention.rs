@@ -55,6 +55,124 @@ fn it_agrees_with_the_definition_at_every_size() {
     }
 }
 
+/// What an attention of three leaves: the output, and the gradients of queries, keys and values where the output's is random.
+fn of_three(attend: &dyn Fn([&Tensor; 3]) -> Tensor, three: [&Tensor; 3]) -> [Vec<f32>; 4] {
+    let leaves = three.map(|x| x.copied().requires_grad());
+    // Each lies otherwise: by positions, by heads, and turned.
+    let [q, k, v] = leaves.each_ref();
+    let q = q.transpose(1, 2).contiguous().transpose(1, 2);
+    let v = v.transpose(2, 3).contiguous().transpose(2, 3);
+    let y = attend([&q, k, &v]);
+    let push = Tensor::uniform(y.device(), y.shape(), -1.0, 1.0, DType::F32, Philox::new(3, 2));
+    let mut grads = Gradients::default();
+    backward(&[(&y, Some(&push))], &mut grads);
+    let [q, k, v] = leaves.each_ref().map(|leaf| grads.get(leaf).unwrap().to_vec());
+    [y.to_vec(), q, k, v]
+}
+
+#[test]
+fn all_keys_that_are_not_hidden_are_seen_as_the_definition_says() {
+    let device = Device::cpu(2);
+    // Heads, numbers of a head, queries, keys.
+    for [heads, depth, queries, keys] in
+        [[1, 1, 1, 1], [2, 5, 3, 70], [1, 16, 64, 64], [2, 33, 130, 17], [1, 8, 65, 200], [3, 24, 100, 100]]
+    {
+        let of = |positions: usize, stream: u64| {
+            let shape = [2, heads, positions, depth];
+            Tensor::uniform(&device, shape, -1.0, 1.0, DType::F32, Philox::new(3, stream))
+        };
+        let three = [&of(queries, 4), &of(keys, 5), &of(keys, 6)];
+        // Of keys alone, with a long row of hidden ones; of queries; of all; and one that isn't f32.
+        let seen = |shape: [usize; 4]| {
+            Tensor::uniform(&device, shape, -1.0, 1.0, DType::F32, Philox::new(3, 7)).gt(-0.3)
+        };
+        let long = Tensor::cat(
+            &[&Tensor::zeros(&device, [2, 1, 1, keys - keys / 2], DType::F32), &seen([2, 1, 1, keys / 2])],
+            3,
+        );
+        let masks = [
+            None,
+            Some(long),
+            Some(seen([1, 1, queries, 1])),
+            Some(seen([2, heads, queries, keys])),
+            Some(seen([1, heads, 1, keys]).cast(DType::I64)),
+        ];
+        for (mask, dropout) in masks.iter().flat_map(|mask| [None, Some(0.3)].map(|p| (mask.as_ref(), p))) {
+            let key = key(&[8, 4]);
+            let dropout = dropout.map(|p| (p, &key));
+            let got = of_three(&|[q, k, v]| q.attention(k, v, mask, dropout), three);
+            let want = of_three(&|[q, k, v]| q.attention_in_steps(k, v, mask, dropout), three);
+            for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                let most = want.iter().fold(1.0f32, |most, x| most.max(x.abs()));
+                let bad = got
+                    .iter()
+                    .zip(want)
+                    .position(|(got, want)| (got - want).abs() > TOLERANCE * most || got.is_nan());
+                assert_eq!(
+                    (bad, got.len()),
+                    (None, want.len()),
+                    "{i} of {heads} heads of {depth}, {queries} queries to {keys} keys, a mask of {:?}, {:?}",
+                    mask.map(Tensor::dims),
+                    dropout.map(|(p, _)| p)
+                );
+            }
+            // The same where all three are one tensor.
+            if queries == keys && mask.is_none_or(|mask| mask.dtype() == DType::F32) {
+                let qkv = numbers(&device, [2, keys, 3 * heads * depth], 1.0);
+                let of = |f: &dyn Fn(&Tensor) -> Tensor| {
+                    let qkv = qkv.clone().requires_grad();
+                    let y = f(&qkv);
+                    let mut grads = Gradients::default();
+                    backward(&[(&(&y * &y).sum_all(), None)], &mut grads);
+                    [y.to_vec::<f32>(), grads.get(&qkv).unwrap().to_vec::<f32>()]
+                };
+                let got = of(&|qkv| qkv.self_attention(heads, mask, dropout));
+                let want = of(&|qkv| qkv.self_attention_in_steps(heads, mask, dropout));
+                for (got, want) in got.iter().flatten().zip(want.iter().flatten()) {
+                    assert!((got - want).abs() <= 1e-5 * (1.0 + want.abs()), "{got}, not {want}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_hidden_may_be_anything_but_where_it_is_weighed() {
+    let device = Device::cpu(1);
+    let three = |bad: f32| {
+        let mut keys = vec![0.5f32; 70 * 4];
+        keys[40 * 4] = bad;
+        let of = |values: &[f32]| Tensor::from_slice(&device, values, [1, 1, 70, 4]).requires_grad();
+        [of(&[0.25; 280]), of(&keys), of(&[0.125; 280])]
+    };
+    let mut seen = [1.0f32; 70];
+    seen[40] = 0.0;
+    let seen = Tensor::from_slice(&device, &seen, [1, 1, 1, 70]);
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let [q, k, v] = three(bad);
+        let y = q.attention(&k, &v, Some(&seen), None);
+        let grads = (&y * &y).sum_all().backward();
+        assert!(y.to_vec::<f32>().iter().all(|x| (x - 0.125).abs() < 1e-6), "{bad}");
+        for leaf in [&k, &v] {
+            let grad = grads.get(leaf).unwrap().to_vec::<f32>();
+            assert!(grad.iter().all(|x| x.is_finite()), "{bad}: {grad:?}");
+            assert_eq!(grad[160..164], [0.0; 4], "{bad}");
+        }
+    }
+}
+
+#[test]
+fn what_is_kept_of_masked_attention_does_not_grow_with_the_square_either() {
+    let held = |time: usize| {
+        let device = Device::cpu(1);
+        let x = numbers(&device, [1, time, 3 * 64], 1.0).requires_grad();
+        let seen = Tensor::ones(&device, [1, 1, 1, time], DType::F32);
+        x.self_attention(1, Some(&seen), None).sum_all().backward();
+        device.held_bytes()
+    };
+    assert!(held(2048) < 5 * held(512), "{} and {} bytes", held(2048), held(512));
+}
+
 #[test]
 fn the_bits_do_not_depend_on_the_number_of_threads_nor_on_the_batch() {
     let shape = [3, 100, 3 * 2 * 24];
@@ -97,6 +215,17 @@ fn nothing_is_an_answer_too() {
     for shape in [[0, 4, 6], [2, 0, 6], [2, 4, 0]] {
         let qkv = Tensor::zeros(&Device::cpu(1), shape, DType::F32);
         assert_eq!(of(Tensor::causal_attention, &qkv, 2, None), [vec![], vec![]], "{shape:?}");
+        let all: Attention = |qkv, heads, dropout| qkv.self_attention(heads, None, dropout);
+        assert_eq!(of(all, &qkv, 2, None), [vec![], vec![]], "{shape:?}");
+    }
+    // Queries that have no keys come to zeros, and keys without queries get none.
+    let device = Device::cpu(1);
+    for (queries, keys) in [(3, 0), (0, 3)] {
+        let of = |positions: usize| Tensor::ones(&device, [1, 2, positions, 4], DType::F32);
+        let [y, q, k, v] =
+            of_three(&|[q, k, v]| q.attention(k, v, None, None), [&of(queries), &of(keys), &of(keys)]);
+        assert_eq!([y, q], [vec![0.0; 8 * queries], vec![0.0; 8 * queries]]);
+        assert_eq!([k, v], [vec![0.0; 8 * keys], vec![0.0; 8 * keys]]);
     }
 }
 

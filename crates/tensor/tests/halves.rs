@@ -87,7 +87,7 @@ fn bytes_are_not_cast() {
 #[test]
 fn regions_cast_as_pytorchs_do() {
     type Operation = (&'static str, fn(&Tensor, &Tensor) -> Tensor, bool);
-    let low: [Operation; 7] = [
+    let low: [Operation; 9] = [
         ("matmul", |x, w| x.matmul(w), true),
         ("linear", |x, w| x.linear(w, None), true),
         ("linear with bias", |x, w| x.linear(w, Some(&w.narrow(0, 0, 1).reshape([2]))), true),
@@ -103,6 +103,19 @@ fn regions_cast_as_pytorchs_do() {
             true,
         ),
         ("attention", |x, w| Tensor::cat(&[x, w, x], 1).reshape([1, 2, 6]).causal_attention(2, None), true),
+        (
+            "attention with a mask",
+            |x, w| Tensor::cat(&[x, w, x], 1).reshape([1, 2, 6]).self_attention(2, Some(&x.gt(0.0)), None),
+            true,
+        ),
+        (
+            "attention of three",
+            |x, w| {
+                let [x, w] = [x, w].map(|x| x.reshape([1, 2, 2, 1]));
+                x.transpose(1, 2).attention(&w, &x, None, None)
+            },
+            true,
+        ),
     ];
     let single: [Operation; 12] = [
         ("softmax", |x, _| x.softmax(1), false),

@@ -3,11 +3,11 @@
 
 use crate::cpu::batch_norm::Fused;
 use crate::cpu::conv::Plan;
-use crate::cpu::copy::convert;
+use crate::cpu::copy::{convert, copy};
 use crate::cpu::pooling::Planes;
 use crate::dtype::DType;
 use crate::op::{Binary, CountPadding, Form, Relation, Unary};
-use crate::ops::attention::{Asked, Dropped};
+use crate::ops::attention::Shares;
 use crate::ops::dropout::{DropoutKey, Within};
 use crate::ops::recurrent::Step;
 use crate::ops::reduce::Toward;
@@ -56,8 +56,15 @@ impl<'a> Wide<'a> {
     /// Rounds what the kernel wrote to where it belongs.
     pub(crate) fn settle(&self) {
         for Copy { of, wide, writes } in self.copies.iter().filter_map(OnceCell::get) {
-            if wide.storage.writes() != *writes {
+            if wide.storage.writes() == *writes {
+                continue;
+            }
+            if of.order().is_some() {
                 convert(wide, of);
+            } else {
+                let rounded = Tensor::stale(of.device(), *of.shape(), of.dtype);
+                convert(wide, &rounded);
+                copy(&rounded, of);
             }
         }
     }
@@ -131,4 +138,4 @@ macro_rules! plain {
         }
     )*};
 }
-plain!(f64 usize Asked Within Unary Binary Relation Form Plan Planes Order CountPadding Toward Step Dropped<'b> &'b str &'b Shape &'b DropoutKey &'b SampleImages SampleOrder);
+plain!(f64 usize Within Unary Binary Relation Form Plan Planes Order CountPadding Toward Step Shares<'b> &'b str &'b Shape &'b DropoutKey &'b SampleImages SampleOrder);

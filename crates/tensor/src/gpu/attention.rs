@@ -1,13 +1,13 @@
-//! Causal self-attention of several heads. Nothing that is stored grows with the square of the positions.
+//! Attention of several heads. Nothing that is stored grows with the square of the positions.
 
 use crate::cpu::dropout::threshold;
 use crate::dtype::DType;
 use crate::gpu::Engine;
-use crate::gpu::copy::fill;
-use crate::gpu::launch::{Arg, check_float};
-use crate::ops::attention::{Asked, Dropped};
+use crate::gpu::launch::{Arg, also_written, check_float};
+use crate::ops::attention::{Shares, Sight};
+use crate::shape::Geometry;
 use crate::tensor::Tensor;
-use phalanx_cuda::{Heads, Work};
+use phalanx_cuda::{Apart, Heads, Work};
 
 /// The most numbers of a head.
 pub(crate) const MOST_DEPTH: usize = 256;
@@ -21,24 +21,35 @@ struct Kernels {
 
 impl Kernels {
     /// Those that do heads of these numbers best, of which `all` are the tensors.
-    fn of(engine: &Engine, depth: usize, all: &[&Tensor]) -> Kernels {
+    fn of(engine: &Engine, depth: usize, shares: Shares<'_>, all: &[&Tensor]) -> Kernels {
         // The kernels for both floats of 16 bits are made of what came with bfloat16.
         let halves = all.iter().all(|tensor| tensor.dtype.is_half())
             && engine.gpu().architecture().has_bfloat16()
             && depth.is_multiple_of(8)
-            && all.iter().all(|tensor| begins_evenly(tensor));
-        let (names, own) = match (depth, halves) {
+            && all.iter().all(|tensor| lies_evenly(tensor));
+        let is_plain = shares.dropped.is_none() && shares.mask.is_none();
+        let names = match (depth, halves) {
+            (64, true) if is_plain => [
+                "halves_attention_plain_64",
+                "halves_attention_queries_plain_64",
+                "halves_attention_keys_plain_64",
+            ],
             (..=64, true) => {
-                (["halves_attention_64", "halves_attention_queries_64", "halves_attention_keys_64"], 64)
+                ["halves_attention_64", "halves_attention_queries_64", "halves_attention_keys_64"]
             }
+            (128, true) if is_plain => [
+                "halves_attention_plain_128",
+                "halves_attention_queries_plain_128",
+                "halves_attention_keys_plain_128",
+            ],
             (65..=128, true) => {
-                (["halves_attention_128", "halves_attention_queries_128", "halves_attention_keys_128"], 64)
+                ["halves_attention_128", "halves_attention_queries_128", "halves_attention_keys_128"]
             }
-            (..=64, false) => (["attention_64", "attention_queries_64", "attention_keys_64"], 32),
-            (65..=128, false) => (["attention_128", "attention_queries_128", "attention_keys_128"], 32),
-            _ => (["attention_256", "attention_queries_256", "attention_keys_256"], 32),
+            (..=64, false) => ["attention_64", "attention_queries_64", "attention_keys_64"],
+            (65..=128, false) => ["attention_128", "attention_queries_128", "attention_keys_128"],
+            _ => ["attention_256", "attention_queries_256", "attention_keys_256"],
         };
-        Kernels { names, own }
+        Kernels { names, own: if names[0].starts_with("halves") { 64 } else { 32 } }
     }
 
     /// A block for each stretch of so many positions of each head.
@@ -49,83 +60,105 @@ impl Kernels {
     }
 }
 
-/// Whether it begins at a multiple of 16 bytes, as buffers do.
-fn begins_evenly(tensor: &Tensor) -> bool {
-    (tensor.geometry.offset * tensor.dtype.bytes()).is_multiple_of(16)
+/// Whether its rows begin at multiples of 16 bytes, as whole buffers do.
+fn lies_evenly(tensor: &Tensor) -> bool {
+    let (shape, Geometry { strides, offset, .. }) = (tensor.dims(), &tensor.geometry);
+    let rows = shape
+        .iter()
+        .zip(strides)
+        .take(shape.len() - 1)
+        .filter(|(size, _)| **size > 1)
+        .map(|(_, stride)| *stride);
+    rows.chain([*offset]).all(|numbers| (numbers * tensor.dtype.bytes()).is_multiple_of(16))
 }
 
-/// The heads of `qkv (B, T, 3 H D)`, which aren't larger than the kernels do.
-fn sizes(qkv: &Tensor, asked: Asked, dropped: Option<Dropped<'_>>) -> Heads {
-    let [batch, time, all] = *qkv.dims() else { unreachable!("(B, T, 3 H D), checked by the operation") };
-    let Asked { heads, from, asking } = asked;
-    let depth = all / (3 * heads);
-    let p = dropped.map_or(0.0, |dropped| dropped.p);
+/// How far apart the rows of a view (B, H, T, D) lie.
+fn apart(view: &Tensor) -> Apart {
+    let &[sample, head, position, ..] = &view.geometry.strides;
+    Apart { sample, head, position }
+}
+
+/// The sizes of an attention of these queries, keys and values (B, H, T, D), which aren't larger than the kernels do; without the places of
+/// gradients.
+fn sizes(given: [&Tensor; 3], shares: Shares<'_>) -> Heads {
+    let &[batch, heads, asking, depth] = given[0].dims() else {
+        unreachable!("(B, H, T, D), checked by the operation")
+    };
+    let Shares { sight, mask, dropped } = shares;
+    let (keys, p) = (given[1].dims()[2], dropped.map_or(0.0, |dropped| dropped.p));
+    let given = given.map(apart);
     Heads {
         batch,
-        time,
         heads,
         depth,
-        from,
+        keys,
+        from: sight.from(),
         asking,
+        causal: sight != Sight::All,
+        dropping: sight.queries(asking, keys),
         first: dropped.map_or(0, |dropped| dropped.first),
         threshold: threshold(p),
+        given,
+        gradients: given,
+        hiding: mask.map_or((given[0], 0), |mask| (apart(mask), mask.geometry.strides[3])),
         keep: (1.0 / (1.0 - p)) as f32,
         scale: (1.0 / (depth.max(1) as f64).sqrt()) as f32,
     }
 }
 
-/// Where the parts of a key lie; nowhere without dropout.
-fn key<'a>(dropped: Option<Dropped<'a>>) -> [Arg<'a>; 2] {
-    dropped.map_or([Arg::InOrNull(None); 2], |dropped| dropped.key.map(Arg::In))
+/// Where the parts of a key lie, nowhere without dropout, and the mask, if there is one.
+fn masks<'a>(shares: Shares<'a>) -> [Arg<'a>; 3] {
+    let [words, samples] = shares.dropped.map_or([None; 2], |dropped| dropped.key.map(Some));
+    [words, samples, shares.mask].map(Arg::InOrNull)
 }
 
-/// `out (B, Q, H D)` = for each head of `qkv (B, T, 3 H D)` the values weighed by the softmax of the Q queries that are asked times
-/// earlier keys; `lse (B, H, Q)` = the logarithm of the sum of the exponentials of a query's scores.
+/// `out (B, T, H, D)` = for each head of queries (B, H, T, D), keys and values (B, H, S, D) the values weighed by the shares; `lse (B, H, T)`
+/// = the logarithm of the sum of the exponentials of a query's scores, infinite where it sees no key.
 #[track_caller]
 pub(crate) fn attention(
     engine: &Engine,
-    qkv: &Tensor,
-    asked: Asked,
-    dropped: Option<Dropped<'_>>,
+    given: [&Tensor; 3],
+    shares: Shares<'_>,
     out: &Tensor,
     lse: &Tensor,
 ) {
-    check_float("attention", qkv.dtype);
-    let sizes = sizes(qkv, asked, dropped);
-    let kernels = Kernels::of(engine, sizes.depth, &[qkv, out]);
-    let (bytes, [words, samples]) = (sizes.to_bytes(), key(dropped));
-    let args = [Arg::In(qkv), Arg::Out(out), Arg::Out(lse), words, samples, Arg::Struct(&bytes)];
-    // SAFETY: all are as large as the sizes say, which are those of `qkv` and of what is asked of it, and so is the number of samples.
-    unsafe { engine.launch(kernels.names[0], kernels.work(&sizes, asked.asking), &args) }
+    check_float("attention", out.dtype);
+    let sizes = sizes(given, shares);
+    let [q, k, v] = given;
+    let kernels = Kernels::of(engine, sizes.depth, shares, &[q, k, v, out]);
+    let (bytes, [words, samples, hiding]) = (sizes.to_bytes(), masks(shares));
+    let [q, k, v] = given.map(Arg::In);
+    let args = [q, k, v, Arg::Out(out), Arg::Out(lse), words, samples, hiding, Arg::Struct(&bytes)];
+    // SAFETY: all are as large as the sizes say and lie as they do, and so many are the samples' numbers.
+    unsafe { engine.launch(kernels.names[0], kernels.work(&sizes, sizes.asking), &args) }
 }
 
-/// `out (B, T, 3 H D)` = the gradient of queries, keys and values, which came to the output `y`, from that of `y`, `grad (B, Q, H D)`.
+/// `outs` = the gradients of queries, keys and values `given`, from that of the output, `grad (B, T, H, D)`, where forward `came` the output and
+/// the logarithms.
 #[track_caller]
 pub(crate) fn attention_gradient(
     engine: &Engine,
-    forward: [&Tensor; 3],
-    asked: Asked,
-    dropped: Option<Dropped<'_>>,
+    given: [&Tensor; 3],
+    came: [&Tensor; 2],
+    shares: Shares<'_>,
     grad: &Tensor,
-    out: &Tensor,
+    outs: [&Tensor; 3],
 ) {
-    let [qkv, y, lse] = forward;
-    check_float("attention", qkv.dtype);
-    let sizes = sizes(qkv, asked, dropped);
-    let kernels = Kernels::of(engine, sizes.depth, &[qkv, y, grad, out]);
-    if asked.asking < sizes.time {
-        // Nobody asked the other queries.
-        fill(engine, out, 0.0);
-    }
-    let (bytes, [words, samples]) = (sizes.to_bytes(), key(dropped));
-    let levels = Tensor::stale(qkv.device(), *lse.shape(), DType::F32);
-    let [given, of_y, sums, from] = [qkv, y, lse, grad].map(Arg::In);
-    let last = [words, samples, Arg::Struct(&bytes)];
-    let first = [given, of_y, sums, from, Arg::Out(&levels), Arg::Out(out), last[0], last[1], last[2]];
-    let second = [given, sums, from, Arg::In(&levels), Arg::Out(out), last[0], last[1], last[2]];
-    // SAFETY: as above; each kernel writes parts of `out` that the other doesn't, and all of it together.
+    check_float("attention", grad.dtype);
+    let sizes = Heads { gradients: outs.map(apart), ..sizes(given, shares) };
+    let ([q, k, v], [y, lse], [of_q, of_k, of_v]) = (given, came, outs);
+    let kernels = Kernels::of(engine, sizes.depth, shares, &[q, k, v, y, grad, of_q, of_k, of_v]);
+    let (bytes, [words, samples, hiding]) = (sizes.to_bytes(), masks(shares));
+    let levels = Tensor::stale(grad.device(), *lse.shape(), DType::F32);
+    let [q, k, v, y, lse, grad] = [q, k, v, y, lse, grad].map(Arg::In);
+    let last = [words, samples, hiding, Arg::Struct(&bytes)];
+    let [of_q, of_values] = [Arg::Out(of_q), also_written(of_v, of_k)];
+    let first = [q, k, v, y, lse, grad, Arg::Out(&levels), of_q, last[0], last[1], last[2], last[3]];
+    let second =
+        [q, k, v, lse, grad, Arg::In(&levels), Arg::Out(of_k), of_values, last[0], last[1], last[2], last[3]];
+    // SAFETY: as above; the kernels write all of the gradients, of which no two rows overlap.
     unsafe {
-        engine.launch(kernels.names[1], kernels.work(&sizes, asked.asking), &first);
-        engine.launch(kernels.names[2], kernels.work(&sizes, sizes.time), &second);
+        engine.launch(kernels.names[1], kernels.work(&sizes, sizes.asking), &first);
+        engine.launch(kernels.names[2], kernels.work(&sizes, sizes.keys), &second);
     }
 }

@@ -93,6 +93,16 @@ pub(super) fn read_where_written<'a>(read: Option<&'a Tensor>, outputs: [Option<
     }
 }
 
+/// A tensor that is written beside another, which may be of the same buffer: no element is of both.
+pub(super) fn also_written<'a>(out: &'a Tensor, beside: &Tensor) -> Arg<'a> {
+    if !out.storage.is(&beside.storage) {
+        return Arg::Out(out);
+    }
+    // Lent to the other alone, since the launch takes both in one go.
+    let start = out.storage.write_on_gpu().at;
+    Arg::Bare(start.plus(out.geometry.offset * out.dtype.bytes()))
+}
+
 /// A tensor that is written, or null.
 pub(super) fn out_or_null(out: Option<&Tensor>) -> Arg<'_> {
     out.map_or(Arg::InOrNull(None), Arg::Out)

@@ -86,7 +86,7 @@ impl Tensor {
     pub fn squeeze(&self, dim: usize) -> Tensor {
         self.check_dim("squeeze", dim);
         assert!(self.dims()[dim] == 1, "squeeze: dimension {dim} of shape {} isn't 1", self.shape());
-        self.reshape(self.shape().without(dim))
+        self.looked_at(self.geometry.without(dim))
     }
 
     /// With a new dimension of size 1 before dimension `dim`.
@@ -97,7 +97,12 @@ impl Tensor {
             "unsqueeze: dimension {dim} of a tensor of shape {}",
             self.shape()
         );
-        self.reshape(self.shape().insert(dim, 1))
+        self.looked_at(self.geometry.with(dim))
+    }
+
+    /// This in a shape that differs by dimensions of size 1, where it lies.
+    fn looked_at(&self, geometry: Geometry) -> Tensor {
+        recorded(self.seen_as(geometry), Op::Reshape(*self.shape()), &[self], |_| [None])
     }
 
     /// This tensor repeated to `shape`, without a copy.

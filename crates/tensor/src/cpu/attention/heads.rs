@@ -1,93 +1,134 @@
 //! Where the numbers of one head lie among those of all.
 
-use crate::ops::attention::Asked;
+use crate::dtype::Float;
+use crate::ops::attention::{Shares, Sight};
+use crate::shape::Geometry;
+use crate::storage::Write;
 use crate::tensor::Tensor;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// The sizes of an attention: B samples of T positions, and H heads of D numbers each, of which some positions ask.
+/// The sizes of an attention: B samples of H heads of D numbers each, and the positions of queries and of keys.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
-    pub(super) batch: usize,
-    pub(super) time: usize,
+    batch: usize,
     pub(super) heads: usize,
     pub(super) depth: usize,
-    /// The first position that asks.
-    from: usize,
-    /// How many do.
+    /// How many queries are asked.
     pub(super) asking: usize,
+    /// How many keys there are.
+    pub(super) keys: usize,
+    pub(super) sight: Sight,
 }
 
 impl Sizes {
-    /// Those of queries, keys and values, (B, T, 3 H D), of which these are asked.
-    pub(super) fn of(qkv: &Tensor, asked: Asked) -> Sizes {
-        let &[batch, time, width] = qkv.dims() else { unreachable!("the op checked the shape") };
-        let Asked { heads, from, asking } = asked;
-        Sizes { batch, time, heads, depth: width / (3 * heads), from, asking }
+    /// Those of queries (B, H, T, D) to keys (B, H, S, D).
+    pub(super) fn of([queries, keys, _]: [&Tensor; 3], shares: Shares<'_>) -> Sizes {
+        let &[batch, heads, asking, depth] = queries.dims() else { unreachable!("the op checked the shape") };
+        Sizes { batch, heads, depth, asking, keys: keys.dims()[2], sight: shares.sight }
     }
 
     /// The positions that ask.
     pub(super) fn queries(&self) -> Range<usize> {
-        self.from..self.from + self.asking
+        self.sight.from()..self.sight.from() + self.asking
     }
 
-    /// Numbers of a position in all heads.
-    pub(super) fn width(&self) -> usize {
-        self.heads * self.depth
+    /// The heads of all samples.
+    pub(super) fn all_heads(&self) -> usize {
+        self.batch * self.heads
     }
 
     /// Head `i` of all samples' heads: its sample, and its number there.
     pub(super) fn head(&self, i: usize) -> [usize; 2] {
         [i / self.heads, i % self.heads]
     }
+
+    /// What head `i` of all has of a view (B, H, T, D): where its first number lies, and how far apart its rows.
+    pub(super) fn place(&self, i: usize, view: &Geometry) -> (usize, usize) {
+        let ([sample, head], strides) = (self.head(i), &view.strides);
+        (view.offset + sample * strides[0] + head * strides[1], strides[2])
+    }
 }
 
-/// A tensor (B, T, G, H, D) of which threads write different heads.
-pub(super) struct Heads<'a, T> {
-    start: *mut T,
+/// The buffers of some views, to be written; several views may be of one, which the first of them holds.
+pub(super) struct Held<'a, T, const N: usize>([Option<Write<'a, T>>; N]);
+
+impl<'a, T: Float, const N: usize> Held<'a, T, N> {
+    pub(super) fn of(views: [&'a Tensor; N]) -> Held<'a, T, N> {
+        Held(std::array::from_fn(|i| (holder(views, i) == i).then(|| views[i].write())))
+    }
+}
+
+/// The first view of the same buffer.
+fn holder<const N: usize>(views: [&Tensor; N], of: usize) -> usize {
+    let same = |view: &Tensor| view.storage.is(&views[of].storage);
+    views.into_iter().position(same).expect("it is itself one")
+}
+
+/// Views (B, H, T, D), the numbers of a row neighbours, of which threads write different heads.
+pub(super) struct Heads<'a, T, const N: usize> {
+    starts: [*mut T; N],
+    views: [&'a Tensor; N],
     sizes: Sizes,
-    /// T here: all positions, or those that ask.
-    time: usize,
-    groups: usize,
     of: PhantomData<&'a mut [T]>,
 }
 
 // SAFETY: whoever takes heads promises that they are different ones, so threads never touch the same element.
-unsafe impl<T: Send> Sync for Heads<'_, T> {}
+unsafe impl<T: Send, const N: usize> Sync for Heads<'_, T, N> {}
 
-impl<'a, T> Heads<'a, T> {
-    /// Panics unless `values` are those of so many positions and groups.
-    pub(super) fn new(values: &'a mut [T], sizes: Sizes, time: usize, groups: usize) -> Heads<'a, T> {
-        assert_eq!(values.len(), sizes.batch * time * groups * sizes.width(), "attention: {sizes:?}");
-        Heads { start: values.as_mut_ptr(), sizes, time, groups, of: PhantomData }
+impl<'a, T: Float, const N: usize> Heads<'a, T, N> {
+    /// Panics unless the rows of the views lie in their buffers.
+    ///
+    /// # Safety
+    /// The buffers are those of these views, of which no two rows overlap.
+    pub(super) unsafe fn new(
+        held: &'a mut Held<'_, T, N>,
+        views: [&'a Tensor; N],
+        sizes: Sizes,
+    ) -> Heads<'a, T, N> {
+        let buffers = held.0.each_mut().map(|held| held.as_mut().map(|held| (held.as_mut_ptr(), held.len())));
+        let starts = std::array::from_fn(|i| {
+            let (start, len) = buffers[holder(views, i)].expect("the first view of a buffer holds it");
+            let end = views[i].geometry.end();
+            assert!(
+                end <= len,
+                "attention: a view of shape {} up to {end} of {len} numbers",
+                views[i].shape()
+            );
+            start
+        });
+        Heads { starts, views, sizes, of: PhantomData }
     }
 
     /// Head `i` of all samples' heads.
     ///
     /// # Safety
     /// No head is taken again while it is in somebody's hands.
-    pub(super) unsafe fn head(&self, i: usize) -> Head<'_, T> {
-        let Sizes { batch, heads, .. } = self.sizes;
-        assert!(i < batch * heads, "attention: head {i} of {} in each of {batch} samples", heads);
+    pub(super) unsafe fn head(&self, i: usize) -> Head<'_, T, N> {
+        assert!(i < self.sizes.all_heads(), "attention: head {i} of {:?}", self.sizes);
         Head { all: self, i }
     }
 }
 
 /// The part of one head, in somebody's hands.
-pub(super) struct Head<'a, T> {
-    all: &'a Heads<'a, T>,
+pub(super) struct Head<'a, T, const N: usize> {
+    all: &'a Heads<'a, T, N>,
     i: usize,
 }
 
-impl<T> Head<'_, T> {
-    /// The D numbers of group `group` at position `t`.
-    pub(super) fn row(&mut self, t: usize, group: usize) -> &mut [T] {
-        let Heads { start, sizes, time, groups, .. } = *self.all;
-        assert!(t < time && group < groups, "attention: position {t} of {time}, group {group} of {sizes:?}");
-        let [sample, head] = sizes.head(self.i);
-        let at = ((sample * time + t) * groups + group) * sizes.width() + head * sizes.depth;
-        // SAFETY: inside the slice that `Heads::new` measured, by the checks there, in `Heads::head` and above; nobody else has
-        // this head, as the caller of `Heads::head` promised, and no two rows overlap.
-        unsafe { std::slice::from_raw_parts_mut(start.add(at), sizes.depth) }
+impl<T, const N: usize> Head<'_, T, N> {
+    /// The D numbers of view `view` at position `t`.
+    pub(super) fn row(&mut self, t: usize, view: usize) -> &mut [T] {
+        let Heads { starts, views, sizes, .. } = *self.all;
+        let dims = views[view].dims();
+        assert!(
+            t < dims[2] && sizes.depth <= dims[3],
+            "attention: position {t} of a view of shape {}",
+            views[view].shape()
+        );
+        let (first, step) = sizes.place(self.i, &views[view].geometry);
+        // SAFETY: inside the buffer that `Heads::new` measured, by the checks in `Heads::head` and above; nobody else has this head, as
+        // the caller of `Heads::head` promised, and no two rows overlap, as the caller of `Heads::new` did.
+        unsafe { std::slice::from_raw_parts_mut(starts[view].add(first + t * step), sizes.depth) }
     }
 }
