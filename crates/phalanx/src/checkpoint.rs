@@ -152,6 +152,12 @@ impl Every {
     }
 }
 
+/// The folder as this rank writes there.
+fn store_of(config: &CheckpointConfig, parts: Option<&Parts>) -> Store {
+    let store = Store::new(Box::new(SystemDisk), config.dir.clone(), config.keep);
+    store.of_part(parts.map_or(0, |parts| parts.part.number))
+}
+
 /// How long a run waits for its last checkpoint, or for a copy.
 const PATIENCE: Duration = Duration::from_secs(600);
 
@@ -204,7 +210,7 @@ impl Checkpoints {
         strategy: &mut dyn Strategy,
         observer: &mut dyn Observer,
     ) -> Result<Checkpoints, Error> {
-        let CheckpointConfig { dir, every, keep, resume, parts, recipe, .. } = config.clone();
+        let CheckpointConfig { dir, every, resume, parts, recipe, .. } = config.clone();
         let rule = *state.optimizer.rule();
         let wanted = match &config.run_id {
             _ if !(resume || is_lost) => Wanted::Nothing,
@@ -219,10 +225,12 @@ impl Checkpoints {
         let parts = Parts::of(parts, parameters, strategy);
         let mut writer = None;
         if worker.is_first() {
-            let store = Store::new(Box::new(SystemDisk), dir.clone(), keep);
+            let store = store_of(config, None);
             match &resumed {
                 Some(resumed) => {
                     tell_resumed(resumed, recipe.as_deref(), observer);
+                    // One that can't be written will be told when a checkpoint is.
+                    let _ = store.claim();
                     clean(&store, observer);
                 }
                 None => {
@@ -235,6 +243,7 @@ impl Checkpoints {
                     }
                     clean(&store, observer);
                     if resume {
+                        let _ = store.claim();
                         let message =
                             format!("{} holds no checkpoint: starting from the first step", dir.display());
                         note(observer, message);
@@ -243,7 +252,10 @@ impl Checkpoints {
             }
             writer = Some(Writer::start(config, store, run, parameters, resumed.is_some(), parts.as_ref())?);
         } else if parts.is_some() {
-            let store = Store::new(Box::new(SystemDisk), dir.clone(), keep);
+            let store = store_of(config, parts.as_ref());
+            if resume {
+                let _ = store.claim();
+            }
             writer = Some(Writer::start(config, store, run, parameters, false, parts.as_ref())?);
         }
         if let Some(resumed) = resumed {
@@ -266,12 +278,13 @@ impl Checkpoints {
         state: &State,
         strategy: &dyn Strategy,
     ) -> Result<Checkpoints, Error> {
-        let CheckpointConfig { dir, every, keep, parts, .. } = config.clone();
+        let CheckpointConfig { dir, every, parts, .. } = config.clone();
         let parts = Parts::of(parts, parameters, strategy);
         let mut writer = None;
         if worker.is_first() || parts.is_some() {
-            let store = Store::new(Box::new(SystemDisk), dir.clone(), keep);
+            let store = store_of(config, parts.as_ref());
             let mut any = false;
+            let _ = store.claim();
             if worker.is_first() {
                 // What the rank before has left half written. What can't be removed is in nobody's way.
                 let _ = store.clean();

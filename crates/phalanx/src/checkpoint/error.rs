@@ -130,6 +130,15 @@ pub enum CheckpointError {
         /// What it said.
         reason: String,
     },
+    /// Another process has gone on with the run while this one stood still.
+    #[error(
+        "{path}: another process of this run writes checkpoints there since, as this one was taken for lost: it writes none any more",
+        path = path.display()
+    )]
+    TakenOver {
+        /// The folder.
+        path: PathBuf,
+    },
     /// There is something where a checkpoint is to be written.
     #[error("{path}: there is something of this name already\nhint: name another folder", path = path.display())]
     Taken {

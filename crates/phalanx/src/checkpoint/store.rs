@@ -13,6 +13,9 @@
 //! - **C-COMMIT**: a folder that holds a manifest under its name is a whole checkpoint. The manifest gets its name last, when
 //!   everything that it names is on the disk, and loses it first when a checkpoint is removed.
 //! - **C-LAST**: the last checkpoint is removed only after a newer one is committed.
+//! - **C-WRITER**: whoever writes has put a name of its own into `.writer`, and looks whether that is still there before each file that it
+//!   makes, before it commits, and before it removes anything. So a process that stood still while others went on with the run, which
+//!   have put theirs there, finds that out, and leaves alone what is theirs now.
 
 use super::disk::Disk;
 use super::error::CheckpointError;
@@ -20,9 +23,11 @@ use super::manifest::{self, CHUNK, FileEntry, Holds, Manifest, Origin, RunFacts}
 use super::position::Position;
 use super::snapshot::{Contents, Snapshot};
 use super::tensors;
+use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What a manifest is called before it gets its name.
 const UNNAMED: &str = "manifest.json.partial";
@@ -33,6 +38,12 @@ pub(super) struct Store {
     root: PathBuf,
     /// How many checkpoints stay.
     keep: usize,
+    /// Where the writer's name is.
+    named: PathBuf,
+    /// This one's.
+    own: String,
+    /// What stood there when this one began, or its own (C-WRITER).
+    seen: RefCell<Option<Vec<u8>>>,
 }
 
 /// Which part of a checkpoint that several write together.
@@ -78,7 +89,49 @@ pub(super) fn step_of(name: &str) -> Option<u64> {
 
 impl Store {
     pub(super) fn new(disk: Box<dyn Disk>, root: PathBuf, keep: usize) -> Store {
-        Store { disk, root, keep: keep.max(1) }
+        // Writers on several machines may have one number.
+        let mark = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let own = format!("{}-{mark}", std::process::id());
+        Store { disk, root, keep: keep.max(1), named: PathBuf::new(), own, seen: RefCell::default() }
+            .of_part(0)
+    }
+
+    /// The same for who writes this part, and has a name of its own there.
+    pub(super) fn of_part(self, number: usize) -> Store {
+        let name = if number == 0 { ".writer".to_owned() } else { format!(".writer-{:05}", number + 1) };
+        let named = self.root.join(name);
+        // What can't be read now can't be when it is written either.
+        let seen = RefCell::new(self.disk.read(&named).unwrap_or_default());
+        Store { named, seen, ..self }
+    }
+
+    /// Takes the place of whoever has written here before, and may stand still.
+    pub(super) fn claim(&self) -> Result<(), CheckpointError> {
+        done(&self.root, WRITE, self.disk.create_dir(&self.root))?;
+        let put = self.disk.create(&self.named).and_then(|mut file| file.write(self.own.as_bytes()));
+        done(&self.named, WRITE, put)?;
+        self.seen.replace(Some(self.own.clone().into_bytes()));
+        Ok(())
+    }
+
+    /// An error if another has taken this one's place (C-WRITER).
+    fn check(&self) -> Result<(), CheckpointError> {
+        self.name_there().map(drop)
+    }
+
+    /// The name that is there, if any, as in a folder that was set aside meanwhile: none but this one's or one from before.
+    fn name_there(&self) -> Result<Option<Vec<u8>>, CheckpointError> {
+        let there = done(&self.named, "can't be read", self.disk.read(&self.named))?;
+        if there.is_some() && there != *self.seen.borrow() {
+            return Err(CheckpointError::TakenOver { path: self.root.clone() });
+        }
+        Ok(there)
+    }
+
+    /// The same for one that begins to write, which puts its name there if it hasn't yet.
+    fn enter(&self) -> Result<(), CheckpointError> {
+        let is_own = self.name_there()?.as_deref() == Some(self.own.as_bytes());
+        if is_own { Ok(()) } else { self.claim() }
     }
 
     /// Writes a checkpoint and commits it (C-COMMIT). After an error the folder holds the checkpoints that it held before,
@@ -90,6 +143,7 @@ impl Store {
         run: RunFacts,
         origin: &Origin,
     ) -> Result<PathBuf, CheckpointError> {
+        self.enter()?;
         let folder = folder(&self.root, snapshot.position.step);
         // What a killed writer left. Or a whole one of this step: the run has passed it over as broken, and was here before.
         self.remove(&folder)?;
@@ -104,6 +158,7 @@ impl Store {
         contents: &Contents,
         part: PartOf,
     ) -> Result<Vec<FileEntry>, CheckpointError> {
+        self.enter()?;
         let folder = folder(&self.root, snapshot.position.step);
         let named = folder.join(manifest::FILE);
         if part.number == 0 && self.names(&folder)?.iter().any(|name| name == manifest::FILE) {
@@ -121,6 +176,7 @@ impl Store {
         run: RunFacts,
         origin: &Origin,
     ) -> Result<PathBuf, CheckpointError> {
+        self.enter()?;
         let folder = folder(&self.root, position.step);
         let files = files.and_then(|files| self.check_there(&folder, &files).map(|()| files));
         self.conclude(folder, files, position, run, origin)
@@ -150,7 +206,7 @@ impl Store {
         origin: &Origin,
     ) -> Result<PathBuf, CheckpointError> {
         let committed = files.and_then(|files| self.commit_files(&folder, files, position, run, origin));
-        if committed.is_err() {
+        if committed.is_err() && self.check().is_ok() {
             // The first error is the one to tell; what is left has no manifest, and the next start removes it.
             let _ = self.remove(&folder);
         }
@@ -185,6 +241,7 @@ impl Store {
         for (holds, arrays) in snapshot.files(contents) {
             let name = file_name(holds, part);
             let path = folder.join(&name);
+            self.check()?;
             let sums = disk.create(&path).and_then(|mut file| tensors::write(&mut *file, &arrays));
             let tensors::Sums { bytes, crc32 } = done(&path, WRITE, sums)?;
             files.push(FileEntry { name, holds, bytes, chunk: CHUNK as u64, crc32 });
@@ -202,6 +259,7 @@ impl Store {
     ) -> Result<(), CheckpointError> {
         let disk = &*self.disk;
         let (version, origin) = (manifest::version_of(&files, &run), origin.clone());
+        self.check()?;
         let manifest = Manifest { version, position, run, origin, files };
         let (unnamed, named) = (folder.join(UNNAMED), folder.join(manifest::FILE));
         let written = disk.create(&unnamed).and_then(|mut file| {
@@ -211,6 +269,7 @@ impl Store {
         done(&named, WRITE, written)?;
         // The names of all files, before that of the manifest.
         done(folder, WRITE, disk.sync_dir(folder))?;
+        self.check()?;
         done(&named, WRITE, disk.rename(&unnamed, &named))?;
         done(folder, WRITE, disk.sync_dir(folder))
     }
@@ -218,26 +277,39 @@ impl Store {
     /// Removes what is no longer wanted once a checkpoint of step `newest` is committed (C-LAST): all but the newest ones
     /// up to it, and those of later steps, which the run has passed over as broken and will write again.
     pub(super) fn prune(&self, newest: u64) -> Result<(), CheckpointError> {
-        let (mut steps, later): (Vec<u64>, Vec<u64>) =
-            self.committed()?.into_iter().partition(|&step| step <= newest);
-        steps.sort_by_key(|&step| Reverse(step));
-        let unwanted = later.iter().chain(steps.iter().skip(self.keep));
-        unwanted.copied().try_for_each(|step| self.remove(&folder(&self.root, step)))?;
-        self.clean()
+        let (mut committed, left) = self.steps()?;
+        committed.sort_by_key(|&step| Reverse(step));
+        let (steps, later): (Vec<u64>, Vec<u64>) = committed.into_iter().partition(|&step| step <= newest);
+        let unwanted = later.into_iter().chain(steps.into_iter().skip(self.keep));
+        self.remove_all(unwanted.chain(left))
     }
 
     /// Removes what a writer left that was killed, or that the disk failed.
     pub(super) fn clean(&self) -> Result<(), CheckpointError> {
-        let committed = self.committed()?;
-        let steps = self.names(&self.root)?.into_iter().filter_map(|name| step_of(&name));
-        steps
-            .filter(|step| !committed.contains(step))
-            .try_for_each(|step| self.remove(&folder(&self.root, step)))
+        let (_, left) = self.steps()?;
+        self.remove_all(left)
+    }
+
+    /// Removes the checkpoints of these steps, or what there is of them; nothing if another has taken this one's place since they were
+    /// looked for.
+    fn remove_all(&self, steps: impl IntoIterator<Item = u64>) -> Result<(), CheckpointError> {
+        self.check()?;
+        steps.into_iter().try_for_each(|step| self.remove(&folder(&self.root, step)))
+    }
+
+    /// The steps of which there is a checkpoint, and those of which there is something that is none.
+    fn steps(&self) -> Result<(Vec<u64>, Vec<u64>), CheckpointError> {
+        let (mut committed, mut left) = (Vec::new(), Vec::new());
+        for step in self.names(&self.root)?.iter().filter_map(|name| step_of(name)) {
+            let is_whole = self.names(&folder(&self.root, step))?.iter().any(|name| name == manifest::FILE);
+            if is_whole { committed.push(step) } else { left.push(step) }
+        }
+        Ok((committed, left))
     }
 
     /// Gives the folder another name, if it holds checkpoints: they are of another run than the one that begins. Says which.
     pub(super) fn set_aside(&self) -> Result<Option<PathBuf>, CheckpointError> {
-        if self.committed()?.is_empty() {
+        if self.steps()?.0.is_empty() {
             return Ok(None);
         }
         let Some(name) = self.root.file_name() else {
@@ -250,16 +322,6 @@ impl Store {
         done(&self.root, "can't be set aside", self.disk.rename(&self.root, &aside))?;
         done(parent, "can't be set aside", self.disk.sync_dir(parent))?;
         Ok(Some(aside))
-    }
-
-    fn committed(&self) -> Result<Vec<u64>, CheckpointError> {
-        let mut steps = Vec::new();
-        for step in self.names(&self.root)?.iter().filter_map(|name| step_of(name)) {
-            if self.names(&folder(&self.root, step))?.iter().any(|name| name == manifest::FILE) {
-                steps.push(step);
-            }
-        }
-        Ok(steps)
     }
 
     fn names(&self, folder: &Path) -> Result<Vec<String>, CheckpointError> {

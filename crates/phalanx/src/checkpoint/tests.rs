@@ -17,8 +17,8 @@ use phalanx_tensor::Device;
 use std::fs;
 use std::io;
 use std::path::Path;
-use std::sync::Mutex;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 const RULE: Sgd = Sgd { lr: 0.1, momentum: 0.9, dampening: 0.0, nesterov: false, weight_decay: 0.0 };
 const RUN: RunFacts = RunFacts {
@@ -113,10 +113,11 @@ fn store(root: &Path) -> Store {
     Store::new(Box::new(SystemDisk), root.to_owned(), 2)
 }
 
-/// The names in a folder.
+/// The names in a folder, but for the writer's.
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap();
     let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.retain(|name| name != ".writer");
     names.sort();
     names
 }
@@ -342,7 +343,7 @@ fn a_failed_checkpoint_is_told_and_the_next_one_is_written_from_the_same_thread(
     let (stall, longest) = (Duration::ZERO, Duration::ZERO);
     let mut writer = Writer { background, last, any: false, asked: false, newest: None, stall, longest };
     let mut notes = Notes(Mutex::default());
-    machine.fault_at(9, Fault::Full);
+    machine.fault_at(18, Fault::Full);
     for step in [5, 10] {
         state.progress.step = step;
         writer.take(&state, &parameters, Beside::default());
@@ -459,6 +460,102 @@ impl In {
     }
 }
 
+/// The same, where something happens before one of the requests.
+struct Interrupted {
+    disk: In,
+    /// How many requests are left until then, and none after it; more than there are where nothing is to happen.
+    left: Arc<AtomicUsize>,
+    by: Box<dyn Fn() + Send>,
+}
+
+impl Interrupted {
+    fn request(&self) -> &In {
+        if self.left.fetch_sub(1, Ordering::Relaxed) == 0 {
+            (self.by)();
+        }
+        &self.disk
+    }
+}
+
+impl Disk for Interrupted {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        self.request().create_dir(path)
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        self.request().create(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.request().rename(from, to)
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        self.request().remove_file(path)
+    }
+
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        self.request().remove_dir(path)
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        self.request().sync_dir(path)
+    }
+
+    fn read(&self, path: &Path) -> io::Result<Option<Vec<u8>>> {
+        self.request().read(path)
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<String>> {
+        self.request().list(path)
+    }
+}
+
+#[test]
+fn a_writer_that_stood_still_leaves_alone_what_is_of_those_who_went_on_wherever_it_stood() {
+    const NEVER: usize = usize::MAX / 2;
+    let mut run = Run::new();
+    for at in 0.. {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("checkpoints");
+        let left = Arc::new(AtomicUsize::new(NEVER));
+        let others = root.clone();
+        let by = move || {
+            let (next, mut run) = (store(&others), Run::new());
+            next.claim().unwrap();
+            next.clean().unwrap();
+            for step in [20, 30, 40] {
+                run.write(&next, step).unwrap();
+            }
+        };
+        let disk = Interrupted { disk: In(folder.path().to_owned()), left: left.clone(), by: Box::new(by) };
+        let first = Store::new(Box::new(disk), "checkpoints".into(), 2);
+        for step in [5, 10] {
+            run.write(&first, step).unwrap();
+        }
+        left.store(at, Ordering::Relaxed);
+        let written = run.write(&first, 20);
+        if left.load(Ordering::Relaxed) < NEVER {
+            assert!(
+                at > 25 && written.is_ok(),
+                "stopped at {at} requests: the test doesn't reach the writer's"
+            );
+            return;
+        }
+        left.store(NEVER, Ordering::Relaxed);
+        assert_eq!(run.resume(&root).unwrap(), Some(40), "{at}");
+        let error = run.write(&first, 50).unwrap_err();
+        assert!(matches!(error, CheckpointError::TakenOver { .. }), "{at}: {error}");
+        assert!(first.prune(20).is_err() && first.clean().is_err(), "{at}");
+        let committed = checkpoints(&root).unwrap();
+        assert_eq!(committed[..2], [40, 30], "{at}");
+        for &step in &committed[..2] {
+            let folder = store::folder(&root, step);
+            Manifest::read(&folder).and_then(|manifest| manifest.verify(&folder)).unwrap();
+        }
+    }
+}
+
 impl Disk for In {
     fn create_dir(&self, path: &Path) -> io::Result<()> {
         SystemDisk.create_dir(&self.path(path))
@@ -482,6 +579,10 @@ impl Disk for In {
 
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
         SystemDisk.sync_dir(&self.path(path))
+    }
+
+    fn read(&self, path: &Path) -> io::Result<Option<Vec<u8>>> {
+        SystemDisk.read(&self.path(path))
     }
 
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
