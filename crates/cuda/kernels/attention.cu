@@ -208,7 +208,7 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, float *lse, c
         for (int i = 0; i < 4; i++) {
             const i64 query = first + my_row() + i;
             if (!queries.has(query)) continue;
-            const bool saw_none = total[i] == 0.0f;
+            const bool saw_none = total[i] == 0.0f && sight.may_hide_all();
             sums.scale(i, saw_none ? 0.0f : 1.0f / total[i]);
             sums.write(i, head.of_output(out)[query], heads.depth);
             if (my_column() == 0) *head.of_queries(lse)[query] = saw_none ? INFINITY_F : most[i] + logf(total[i]);

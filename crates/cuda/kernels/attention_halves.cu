@@ -398,7 +398,7 @@ __device__ void attend(const T *q, const T *k, const T *v, T *out, float *lse, c
         UNROLL
         for (int row = 0; row < 2; row++) {
             total[row] = sum_across(total[row]);
-            const bool saw_none = !PLAIN && total[row] == 0.0f;
+            const bool saw_none = !PLAIN && total[row] == 0.0f && sight.may_hide_all();
             per[row] = saw_none ? 0.0f : mask.keep / total[row];
             const int query = mine + row * 8;
             if (lses.has(query) && my_column() == 0) {

@@ -108,6 +108,8 @@ struct Sight {
           of_query(head.all.hiding.position), of_key(head.all.hiding_of_key), asked(::asked(head.all)), last((int)head.all.keys - 1),
           further(head.all.causal ? 0 : 1 << 30) {}
 
+    // Whether a query may see no key at all.
+    __device__ bool may_hide_all() const { return hiding || last < 0; }
     // The last key that a query sees by where it stands.
     __device__ int until(int query) const { return query + further < last ? query + further : last; }
     // The first position whose query sees a key, or one before all.

@@ -123,7 +123,10 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
                 kernel::reduce::running_sums(&grad, dim, Toward::Beginning, out)
             })])
         }
-        Op::Reshape(from) => of([Some(grad.reshape(from))]),
+        Op::Reshape(from) => {
+            let seen = grad.geometry.with_ones(from).map(|geometry| grad.seen_as(geometry));
+            of([Some(seen.unwrap_or_else(|| grad.reshape(from)))])
+        }
         Op::Permute(back) => {
             let order = back.map(usize::from);
             of([Some(grad.permute(&order[..grad.shape().n_dims()]))])

@@ -301,14 +301,19 @@ impl Geometry {
         Geometry { shape: self.shape.without(dim), strides, ..*self }
     }
 
-    /// The same with a dimension of size 1 before dimension `dim`.
-    pub(crate) fn with(&self, dim: usize) -> Geometry {
-        let shape = self.shape.insert(dim, 1);
-        let mut strides = self.strides;
-        strides.copy_within(dim..MAX_DIMS - 1, dim + 1);
-        // As in rows, if it is one of these.
-        strides[dim] = self.shape.dims().get(dim).map_or(1, |size| size * self.strides[dim]);
-        Geometry { shape, strides, ..*self }
+    /// The same elements where they lie, in a shape that differs from this one by dimensions of size 1 alone.
+    pub(crate) fn with_ones(&self, shape: Shape) -> Option<Geometry> {
+        let mut own = (0..self.shape.n_dims()).rev().filter(|&d| self.shape.dims()[d] != 1);
+        let (mut strides, mut next) = ([0; MAX_DIMS], 1);
+        for (d, &size) in shape.dims().iter().enumerate().rev() {
+            // One of a single element lies as in rows.
+            strides[d] = match size {
+                1 => next,
+                _ => self.strides[own.next().filter(|&own| self.shape.dims()[own] == size)?],
+            };
+            next = size * strides[d];
+        }
+        own.next().is_none().then_some(Geometry { shape, strides, ..*self })
     }
 
     /// The same elements with dimensions in the order `order`.

@@ -101,8 +101,11 @@ impl Kind {
         let Heads { batch, heads, depth, keys, asking, .. } = sizes;
         let made_for = self.depths.iter().find(|made_for| **made_for >= depth).unwrap();
         // What most do has kernels of its own.
-        let is_plain =
-            self.tile == HALVES.tile && *made_for == depth && drop.is_none() && given.hiding.is_none();
+        let is_plain = self.tile == HALVES.tile
+            && *made_for == depth
+            && drop.is_none()
+            && given.hiding.is_none()
+            && keys > 0;
         let plain = if is_plain { "plain_" } else { "" };
         let words = drop.map(|(_, key)| [key.seed, key.step, key.layer]);
         let hidden = given.hiding.as_deref().map(bytemuck::cast_slice::<f32, u8>);
@@ -262,7 +265,7 @@ impl Kind {
             .zip(seen.to_vec::<f32>())
             .map(|(score, seen)| if seen == 0.0 { 0.0 } else { score.exp() });
         let terms: Vec<f64> = terms.collect();
-        let lse = terms.chunks(keys).map(|row| row.iter().sum::<f64>());
+        let lse = (0..batch * heads * queries).map(|row| terms[row * keys..][..keys].iter().sum::<f64>());
         let lse = lse.map(|sum| if sum == 0.0 { f64::INFINITY } else { sum.ln() }).collect();
         let gradients = [&q, &k, &v].map(|leaf| grads.get(leaf).unwrap().to_vec());
         let want = Left { out: y.to_vec(), lse, gradients };
@@ -375,6 +378,12 @@ fn all_keys_that_are_not_hidden_are_seen() {
             for &element in HALVES.elements {
                 HALVES.check_all(element, sizes, masked, drop);
             }
+        }
+    }
+    for kind in [PLAIN, HALVES] {
+        // No keys to see, and keys that nobody looks at.
+        for sizes in [[1, 1, 64, 3, 0], [1, 1, 64, 0, 3]] {
+            kind.check_all(Element::Bf16, sizes, None, None);
         }
     }
     let key = key(&[3]);

@@ -188,7 +188,10 @@ fn check_groups(layer: &str, [inputs, outputs]: [usize; 2], groups: usize) {
 impl Module for Conv1d {
     /// (N, inputs, L) to (N, outputs, L').
     fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
-        x.unsqueeze(2).conv2d(&self.weight.unsqueeze(2), self.bias.as_deref(), self.options).squeeze(2)
+        x.unsqueeze(2)
+            .conv2d(&self.weight.unsqueeze(2), self.bias.as_deref(), self.options)
+            .squeeze(2)
+            .contiguous()
     }
 
     fn visit(&mut self, v: &mut Visitor<'_>) {

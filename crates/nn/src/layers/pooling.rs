@@ -140,7 +140,7 @@ macro_rules! of_sequences {
             /// (N, C, L) to (N, C, L').
             fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
                 let ($x, $options) = (x.unsqueeze(2), self.0);
-                $pool.squeeze(2)
+                $pool.squeeze(2).contiguous()
             }
 
             fn visit(&mut self, _: &mut Visitor<'_>) {}

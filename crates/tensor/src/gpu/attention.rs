@@ -21,13 +21,15 @@ struct Kernels {
 
 impl Kernels {
     /// Those that do heads of these numbers best, of which `all` are the tensors.
-    fn of(engine: &Engine, depth: usize, shares: Shares<'_>, all: &[&Tensor]) -> Kernels {
+    fn of(engine: &Engine, sizes: &Heads, shares: Shares<'_>, all: &[&Tensor]) -> Kernels {
+        let depth = sizes.depth;
         // The kernels for both floats of 16 bits are made of what came with bfloat16.
         let halves = all.iter().all(|tensor| tensor.dtype.is_half())
             && engine.gpu().architecture().has_bfloat16()
             && depth.is_multiple_of(8)
             && all.iter().all(|tensor| lies_evenly(tensor));
-        let is_plain = shares.dropped.is_none() && shares.mask.is_none();
+        // What sees no key at all is looked at by the others.
+        let is_plain = shares.dropped.is_none() && shares.mask.is_none() && sizes.keys > 0;
         let names = match (depth, halves) {
             (64, true) if is_plain => [
                 "halves_attention_plain_64",
@@ -125,7 +127,7 @@ pub(crate) fn attention(
     check_float("attention", out.dtype);
     let sizes = sizes(given, shares);
     let [q, k, v] = given;
-    let kernels = Kernels::of(engine, sizes.depth, shares, &[q, k, v, out]);
+    let kernels = Kernels::of(engine, &sizes, shares, &[q, k, v, out]);
     let (bytes, [words, samples, hiding]) = (sizes.to_bytes(), masks(shares));
     let [q, k, v] = given.map(Arg::In);
     let args = [q, k, v, Arg::Out(out), Arg::Out(lse), words, samples, hiding, Arg::Struct(&bytes)];
@@ -147,7 +149,7 @@ pub(crate) fn attention_gradient(
     check_float("attention", grad.dtype);
     let sizes = Heads { gradients: outs.map(apart), ..sizes(given, shares) };
     let ([q, k, v], [y, lse], [of_q, of_k, of_v]) = (given, came, outs);
-    let kernels = Kernels::of(engine, sizes.depth, shares, &[q, k, v, y, grad, of_q, of_k, of_v]);
+    let kernels = Kernels::of(engine, &sizes, shares, &[q, k, v, y, grad, of_q, of_k, of_v]);
     let (bytes, [words, samples, hiding]) = (sizes.to_bytes(), masks(shares));
     let levels = Tensor::stale(grad.device(), *lse.shape(), DType::F32);
     let [q, k, v, y, lse, grad] = [q, k, v, y, lse, grad].map(Arg::In);

@@ -175,10 +175,12 @@ impl Tensor {
         }
         let [batch, time, width] = self.check_heads("self_attention", heads);
         let dropout = check_dropout("self_attention", dropout, [batch, heads]);
-        let mask = mask.map(|mask| hiding("self_attention", mask, [batch, heads, time, time]));
+        let shape = [batch, heads, time, time];
+        let mask = mask.map(|mask| hiding("self_attention", mask, shape));
         if !has_kernels(self.device(), width / heads) {
             return self.self_attention_in_steps(heads, mask.as_ref(), dropout);
         }
+        let mask = mask.map(|mask| mask.broadcast_to(shape));
         self.attention_of_three(heads, 0..time, Sight::All, mask.as_ref(), dropout)
     }
 
@@ -201,7 +203,7 @@ impl Tensor {
     /// is 0 the share is 0; a query that may see none has zeros. Dropout is as in [`Tensor::causal_attention`].
     ///
     /// The shares are never stored, as in [`Tensor::causal_attention`], where values have as many numbers as keys, on a GPU at most 256;
-    /// else it is [`Tensor::attention_in_steps`].
+    /// else it is [`Tensor::attention_in_steps`]. A mask in f32 is kept for the backward pass where it lies, so it stays as it is until then.
     ///
     /// ```
     /// use phalanx_tensor::{Device, Tensor};
@@ -229,7 +231,7 @@ impl Tensor {
             return queries.attention(&keys, &values, mask, dropout);
         }
         let dropout = check_dropout("attention", dropout, [b, h]);
-        let mask = mask.map(|mask| hiding("attention", mask, [b, h, t, s]));
+        let mask = mask.map(|mask| hiding("attention", mask, [b, h, t, s]).broadcast_to([b, h, t, s]));
         [keys, values].iter().for_each(|x| self.check_partner("attention", x));
         let of = [self, keys, values].map(Tensor::with_whole_rows);
         let (of, out) = (of.each_ref(), [b, t, h, d].into());
@@ -324,7 +326,7 @@ fn check_dropout<'a>(
     (p > 0.0).then_some((p, key))
 }
 
-/// The mask as a view of this shape, in f32. Panics unless it spreads to it.
+/// The mask in f32. Panics unless it spreads to this shape.
 #[track_caller]
 fn hiding(op: &str, mask: &Tensor, shape: [usize; 4]) -> Tensor {
     let shape = Shape::new(&shape);
@@ -334,7 +336,7 @@ fn hiding(op: &str, mask: &Tensor, shape: [usize; 4]) -> Tensor {
         mask.shape()
     );
     let mask = mask.detach();
-    if mask.dtype == DType::F32 { mask } else { mask.ne(0.0) }.broadcast_to(shape)
+    if mask.dtype == DType::F32 { mask } else { mask.ne(0.0) }
 }
 
 /// Whether the device has kernels for heads of so many numbers.

@@ -86,7 +86,7 @@ impl Tensor {
     pub fn squeeze(&self, dim: usize) -> Tensor {
         self.check_dim("squeeze", dim);
         assert!(self.dims()[dim] == 1, "squeeze: dimension {dim} of shape {} isn't 1", self.shape());
-        self.looked_at(self.geometry.without(dim))
+        self.with_ones(self.shape().without(dim))
     }
 
     /// With a new dimension of size 1 before dimension `dim`.
@@ -97,11 +97,12 @@ impl Tensor {
             "unsqueeze: dimension {dim} of a tensor of shape {}",
             self.shape()
         );
-        self.looked_at(self.geometry.with(dim))
+        self.with_ones(self.shape().insert(dim, 1))
     }
 
-    /// This in a shape that differs by dimensions of size 1, where it lies.
-    fn looked_at(&self, geometry: Geometry) -> Tensor {
+    /// This in a shape that differs by dimensions of size 1 alone, where it lies.
+    fn with_ones(&self, shape: Shape) -> Tensor {
+        let geometry = self.geometry.with_ones(shape).expect("dimensions of size 1 alone come and go");
         recorded(self.seen_as(geometry), Op::Reshape(*self.shape()), &[self], |_| [None])
     }
 

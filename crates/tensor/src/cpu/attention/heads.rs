@@ -77,10 +77,10 @@ pub(super) struct Heads<'a, T, const N: usize> {
 unsafe impl<T: Send, const N: usize> Sync for Heads<'_, T, N> {}
 
 impl<'a, T: Float, const N: usize> Heads<'a, T, N> {
-    /// Panics unless the rows of the views lie in their buffers.
+    /// Panics unless the views have these heads, and their rows lie in their buffers.
     ///
     /// # Safety
-    /// The buffers are those of these views, of which no two rows overlap.
+    /// The buffers are those of these views, of which no two rows overlap, and the numbers of a row are neighbours.
     pub(super) unsafe fn new(
         held: &'a mut Held<'_, T, N>,
         views: [&'a Tensor; N],
@@ -90,8 +90,10 @@ impl<'a, T: Float, const N: usize> Heads<'a, T, N> {
         let starts = std::array::from_fn(|i| {
             let (start, len) = buffers[holder(views, i)].expect("the first view of a buffer holds it");
             let end = views[i].geometry.end();
+            let is_of =
+                views[i].dims()[..2] == [sizes.batch, sizes.heads] && views[i].dims()[3] == sizes.depth;
             assert!(
-                end <= len,
+                is_of && end <= len,
                 "attention: a view of shape {} up to {end} of {len} numbers",
                 views[i].shape()
             );
@@ -121,11 +123,7 @@ impl<T, const N: usize> Head<'_, T, N> {
     pub(super) fn row(&mut self, t: usize, view: usize) -> &mut [T] {
         let Heads { starts, views, sizes, .. } = *self.all;
         let dims = views[view].dims();
-        assert!(
-            t < dims[2] && sizes.depth <= dims[3],
-            "attention: position {t} of a view of shape {}",
-            views[view].shape()
-        );
+        assert!(t < dims[2], "attention: position {t} of a view of shape {}", views[view].shape());
         let (first, step) = sizes.place(self.i, &views[view].geometry);
         // SAFETY: inside the buffer that `Heads::new` measured, by the checks in `Heads::head` and above; nobody else has this head, as
         // the caller of `Heads::head` promised, and no two rows overlap, as the caller of `Heads::new` did.

@@ -162,7 +162,11 @@ impl<T: Float> Given<'_, T> {
 
     /// Whether the mask hides all these keys from all these queries, of which some are there.
     fn hides_all(&self, queries: Range<usize>, keys: Range<usize>) -> bool {
-        let own = self.own(queries);
+        let mut own = self.own(queries);
+        if self.hiding.as_ref().is_some_and(|hiding| hiding.of_query == 0) {
+            // One is as good as all.
+            own.end = own.end.min(own.start + 1);
+        }
         self.hiding
             .as_ref()
             .is_some_and(|hiding| { own }.all(|query| keys.clone().all(|key| hiding.hides(query, key))))
@@ -211,11 +215,13 @@ struct Hiding<'a> {
 }
 
 impl Hiding<'_> {
+    #[inline(always)]
     fn hides(&self, own: usize, key: usize) -> bool {
         self.values[own * self.of_query + key * self.of_key] == 0.0
     }
 
     /// Puts `value` in the place of what belongs to a hidden key, of query `own` of those that ask and the keys from `key` on.
+    #[inline(always)]
     fn hide<T: Float>(&self, own: usize, key: usize, numbers: &mut [T], value: T) {
         if self.of_key == 1 {
             // Neighbours, many at a time.
@@ -468,7 +474,7 @@ impl<T: Lanes + InLanes> WithSimd for Forward<'_, T> {
             }
             for t in first.max(asking.start)..asking.end.min(first + rows) {
                 let (row, own) = (t - first, t - asking.start);
-                let saw_none = total[row] == T::ZERO;
+                let saw_none = total[row] == T::ZERO && (given.hiding.is_some() || sizes.keys == 0);
                 let per = if saw_none { T::ZERO } else { T::ONE / total[row] };
                 let sums = &sums[row * depth..][..sizes.depth];
                 out.row(own, 0).iter_mut().zip(sums).for_each(|(out, &sum)| *out = sum * per);
