@@ -123,8 +123,12 @@ impl Observer for TrainBar {
                 if let Some(top5) = test_top5 {
                     line += &format!(" (top five {:.2}%)", 100.0 * top5);
                 }
-                if let (Some(bits), Some(perplexity)) = (test_bits_per_byte, test_perplexity) {
-                    line += &format!(", {bits:.3} bits a byte (perplexity {perplexity:.2})");
+                match (test_bits_per_byte, test_perplexity) {
+                    (Some(bits), Some(perplexity)) => {
+                        line += &format!(", {bits:.3} bits a byte (perplexity {perplexity:.2})");
+                    }
+                    (None, Some(perplexity)) => line += &format!(", perplexity {perplexity:.2}"),
+                    _ => {}
                 }
                 if *each_once == Some(false) {
                     line += ", NOT each sample once";

@@ -103,7 +103,7 @@ pub enum Input {
 pub enum Target<'a> {
     /// A class label from 0 to below this number; one `i64` a sample.
     Classes(usize),
-    /// So many labels a sample, each from 0 to below the number of classes; `i64`.
+    /// So many labels a sample, each from 0 to below the number of classes, or one that the loss leaves out; `i64`.
     Sequence {
         /// How many a sample has.
         len: usize,

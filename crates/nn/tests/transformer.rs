@@ -3,7 +3,9 @@
 mod unit;
 
 use phalanx_nn::TransformerDecoderLayer;
-use phalanx_nn::{Ctx, Module, Parameters, TransformerEncoderLayer, TransformerLayerConfig};
+use phalanx_nn::{
+    Ctx, Module, MultiheadAttention, Parameters, TransformerEncoderLayer, TransformerLayerConfig,
+};
 use phalanx_tensor::{DType, Device, Shape, Tensor};
 use unit::unit;
 
@@ -124,4 +126,31 @@ fn what_fills_up_a_sample_changes_nothing_of_it() {
     let [once, again] = [0, 1].map(|_| layer.forward(&x, &mut ctx()).to_vec::<f32>());
     assert_eq!(once, again);
     assert_ne!(once, alone);
+}
+
+/// The message of the panic that `f` ends with.
+fn panic_of<R>(f: impl FnOnce() -> R) -> String {
+    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).err().expect("it panics");
+    panic.downcast_ref::<String>().expect("a message").clone()
+}
+
+#[test]
+fn what_a_layer_does_not_take_is_told_with_what_it_would() {
+    let device = Device::cpu(1);
+    let mut layer = MultiheadAttention::new(6, 2, 0.0);
+    let _parameters = Parameters::build(&mut layer, &device, 1);
+    let zeros = |shape: &[usize]| Tensor::zeros(&device, shape, DType::F32);
+    let to = |x: &[usize], memory: &[usize]| {
+        panic_of(|| layer.forward_to(&zeros(x), &zeros(memory), None, &mut Ctx::eval()))
+    };
+    let flat = panic_of(|| layer.forward(&zeros(&[5, 6]), &mut Ctx::eval()));
+    for (message, parts) in [
+        (to(&[2, 5, 6], &[3, 4, 6]), ["2 samples of shape [2, 5, 6]", "3 of shape [3, 4, 6]"]),
+        (to(&[2, 5, 8], &[2, 4, 6]), ["shape [2, 5, 8]", "width 6: (B, T, W)"]),
+        (to(&[2, 5, 6], &[2, 4, 8]), ["shape [2, 4, 8]", "width 6: (B, S, W)"]),
+        (flat, ["shape [5, 6]", "width 6: (B, T, W)"]),
+    ] {
+        assert!(message.starts_with("MultiheadAttention: "), "{message}");
+        assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+    }
 }

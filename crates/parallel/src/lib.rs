@@ -21,7 +21,9 @@
 //!             let mut strategy = Ddp::new(group);
 //!             strategy.prepare(&parameters).unwrap();
 //!             let x = Tensor::full(&device, [4, 3], strategy.place().rank as f64, DType::F32);
-//!             let loss = model.forward(&x, &mut Ctx::eval()).mean_all();
+//!             // The run's seed, the step, and the samples' numbers, which dropout goes by.
+//!             let samples = (0..4).map(|i| 4 * strategy.place().rank as u64 + i).collect();
+//!             let loss = model.forward(&x, &mut Ctx::train(0, 0, samples)).mean_all();
 //!             // This rank has 4 of the 8 samples of the step.
 //!             strategy.backward(&parameters, Some(&loss), 0.5, Sync::Now).unwrap();
 //!             strategy.finish(&parameters).unwrap();

@@ -84,7 +84,7 @@ use store::{PartOf, Store};
 pub struct CheckpointConfig {
     /// The folder that holds them, made when it is needed. Rank 0's alone counts.
     pub dir: PathBuf,
-    /// When one is taken. Default: once a minute. A run that took any takes one at its end, too.
+    /// When one is taken. Default: once a minute. A run that took any, or takes them by steps, takes one at its end, too.
     pub every: Every,
     /// How many stay; at least 1. Default 2.
     pub keep: usize,
@@ -188,6 +188,8 @@ struct Writer {
     any: bool,
     /// Whether one is due whatever the time.
     asked: bool,
+    /// Whether they are due after so many steps.
+    by_steps: bool,
     /// The newest that was made, and after which step.
     newest: Option<(u64, PathBuf)>,
     /// How long the last snapshot has kept the training loop.
@@ -572,12 +574,13 @@ impl Writer {
             .map_err(|source| Error::Io { path: config.dir.clone(), source })?;
         let last = (0, Instant::now());
         let (stall, longest) = (Duration::ZERO, Duration::ZERO);
-        Ok(Writer { background, last, any, asked: false, newest: None, stall, longest })
+        let by_steps = matches!(config.every, Every::Steps(_));
+        Ok(Writer { background, last, any, asked: false, by_steps, newest: None, stall, longest })
     }
 
     /// Whether the run, which ends after this step, is to take a last one.
     fn owes_last(&self, step: u64) -> bool {
-        (self.any || self.asked) && self.last.0 < step && self.background.is_idle()
+        (self.any || self.asked || self.by_steps) && self.last.0 < step && self.background.is_idle()
     }
 
     fn take(&mut self, state: &State, parameters: &Parameters, beside: Beside) {

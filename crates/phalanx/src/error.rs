@@ -5,10 +5,11 @@ use crate::trainer::Precision;
 use phalanx_comm::Rank;
 use phalanx_job::Cause;
 use phalanx_nn::NotFinite;
+use std::fmt;
 use thiserror::Error;
 
-/// Why a run failed.
-#[derive(Debug, Error)]
+/// Why a run failed. Its `Debug` is its message, so that `fn main() -> Result<(), Error>` tells that, with what to do.
+#[derive(Error)]
 pub enum Error {
     /// Ranks couldn't work together.
     #[error(transparent)]
@@ -269,6 +270,12 @@ pub enum Error {
     Recipe(String),
 }
 
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl Error {
     /// Whether this only says that another rank has failed.
     pub fn is_consequence(&self) -> bool {
@@ -319,5 +326,17 @@ impl Error {
             Error::Comm(comm) | Error::Parallel(phalanx_parallel::Error::Comm(comm)) => Some(comm),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_program_ends_with_tells_what_to_do() {
+        let error = Error::Diverged { loss: f64::NAN, step: 3, place: None };
+        let told = format!("{error:?}");
+        assert!(told == error.to_string() && told.contains("NaN at step 3\nhint: "), "{told}");
     }
 }

@@ -79,7 +79,8 @@ pub enum Event {
         /// compressed with the model.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         test_bits_per_byte: Option<f64>,
-        /// The same as a perplexity, 2 to the power of these bits: of so many equally likely bytes the choice would be as hard.
+        /// The mean loss as a perplexity, e to its power, where samples are sequences of labels: of so many equally likely ones the choice
+        /// would be as hard.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         test_perplexity: Option<f64>,
         /// How many samples the ranks have trained on.

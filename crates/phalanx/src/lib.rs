@@ -52,7 +52,9 @@
 //!     for step in 0..100 {
 //!         let own = Philox::new(step, group.rank().0.into());
 //!         let x = Tensor::uniform(device, [8, 3], -1.0, 1.0, DType::F32, own);
-//!         let y = model.forward(&x, &mut Ctx::eval());
+//!         // The run's seed, the step, and the samples' numbers, which dropout goes by.
+//!         let samples = (0..8).map(|i| 8 * u64::from(group.rank().0) + i).collect();
+//!         let y = model.forward(&x, &mut Ctx::train(0, step, samples));
 //!         let loss = (y - x.sum(&[1], Keep::Yes)).square().mean_all();
 //!         // These are half of the step's samples.
 //!         strategy.backward(&parameters, Some(&loss), 0.5, Sync::Now)?;

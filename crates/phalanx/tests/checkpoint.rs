@@ -17,6 +17,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Keeps what can't differ between two runs that are the same: all but times.
 #[derive(Default)]
@@ -110,6 +111,23 @@ fn a_resumed_run_takes_the_steps_of_the_whole_run_bit_for_bit() {
     for (ranks, trainer, rule) in [(1, &plain, sgd.into()), (1, &rich, adam.into()), (2, &rich, sgd.into())] {
         // Within an epoch, on its border, and in the last one.
         check_that_it_goes_on(ranks, mnist_net, trainer, rule, &[7, 10, 26]);
+    }
+}
+
+#[test]
+fn a_run_that_takes_them_by_steps_takes_one_at_its_end_however_short_it_is() {
+    for (checkpoint_every, there) in
+        [(Every::Steps(100), vec!["step-4"]), (Every::Time(Duration::from_secs(60)), vec![])]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoint =
+            CheckpointConfig { every: checkpoint_every, ..CheckpointConfig::new(folder.path().to_owned()) };
+        let trainer = Trainer { steps: Some(4), checkpoint: Some(checkpoint), ..Trainer::default() };
+        train_net(1, mnist_net, &trainer, Sgd::new(0.05).into()).unwrap();
+        let names =
+            fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+        let steps: Vec<String> = names.filter(|name| name.starts_with("step-")).collect();
+        assert_eq!(steps, there);
     }
 }
 

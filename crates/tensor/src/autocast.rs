@@ -1,9 +1,4 @@
-//! Regions in which products are made in a float of 16 bits, while all else is computed as it would be.
-//!
-//! What is done in which type goes by PyTorch's lists: matrix products, dense layers, convolutions and attention take their inputs
-//! in the region's type; powers, exponentials and logarithms, sums, softmax, layer norms and losses take theirs in f32; everything
-//! else computes in the type of what it is given, and where two types meet in f32. Batch norms give what they were given, with
-//! statistics and weights in f32. Parameters stay in f32, and so do their gradients.
+//! Regions in which products are made in a float of 16 bits, while all else is computed as it would be: see [`autocast`].
 //!
 //! Backward passes compute each gradient in the type that the operation had, whatever region they are made in.
 
@@ -18,6 +13,11 @@ thread_local! {
 }
 
 /// Runs `f`, whose products of f32 are made in `dtype`: bf16 or f16, or as ever with f32. Panics if it is none of these.
+///
+/// What is done in which type goes by PyTorch's lists: matrix products, dense layers, convolutions and attention take their inputs in this
+/// type; powers, exponentials and logarithms, sums, softmax, layer norms and losses take theirs in f32; everything else computes in the
+/// type of what it is given, and where two types meet in f32. Batch norms give what they were given, with statistics and weights in f32.
+/// Parameters stay in f32, and so do their gradients.
 ///
 /// ```
 /// use phalanx_tensor::{DType, Device, Tensor, autocast};

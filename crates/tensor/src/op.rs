@@ -220,9 +220,15 @@ impl Unary {
             }
             Unary::Abs => WholeUnary::Abs,
             Unary::Square => WholeUnary::Square,
-            other => panic!(
-                "{other:?} of a tensor of i64 would give fractions: cast it to floats first (`floor_div` divides whole numbers)"
-            ),
+            other => {
+                let what = match other {
+                    Unary::Over(by) => format!("a quotient by {by}, as a mean is one,"),
+                    other => format!("{other:?}"),
+                };
+                panic!(
+                    "{what} of a tensor of i64 would give fractions: cast it to floats first (`floor_div` divides whole numbers)"
+                )
+            }
         }
     }
 }

@@ -51,7 +51,7 @@ fn a_wrong_shape_names_the_op_and_both_shapes() {
     check("attention", ["[1, 1, 4, 4]", "[1, 1, 2, 8]"], &|| {
         image.attention(&image.reshape([1, 1, 2, 8]), &image, None, None)
     });
-    check("attention", ["[2, 3]", "[1, 1, 4, 4]"], &|| image.attention(&image, &image, Some(&a), None));
+    check("attention", ["[2, 3]", "[1, 1, 1, 4]"], &|| image.attention(&image, &image, Some(&a), None));
     check("lt", ["[2, 3]", "[2, 4]"], &|| a.lt(&b));
     check("where_cond", ["[2, 3]", "[2, 4]"], &|| a.where_cond(&a, &b));
     check("masked_fill", ["[2, 3]", "[1, 1, 4, 4]"], &|| a.masked_fill(&image, 0.0));
@@ -64,6 +64,7 @@ fn a_wrong_shape_names_the_op_and_both_shapes() {
     check("topk", ["4 of dimension 1", "[2, 3]"], &|| a.topk(4, 1).0);
     check("where_cond", ["f32", "i64"], &|| labels.where_cond(&a, &a));
     check("a tensor of i64", ["0.5", "whole"], &|| labels.lt(0.5));
+    check("a quotient by 2, as a mean is one,", ["i64", "cast it to floats"], &|| labels.mean_all());
 }
 
 #[test]

@@ -1,9 +1,7 @@
 //! Attention of several heads, and the layers of an encoder and a decoder, with PyTorch's names, so that its weights fit: Vaswani, Shazeer,
 //! Parmar, Uszkoreit, Jones, Gomez, Kaiser and Polosukhin, "Attention Is All You Need", 2017.
 //!
-//! Shapes: B samples, T positions, W numbers a position. A mask is f32, 1 where a position may be seen and 0 where not, and spreads to (B,
-//! heads, T, T): for samples that are filled up by an id `PAD`, `ids.ne(PAD).reshape([b, 1, 1, t])`. PyTorch's
-//! `key_padding_mask` says the opposite, and its masks of scores are added to them.
+//! Shapes: B samples, T positions, W numbers a position.
 
 use crate::module::{Ctx, Module, Visitor};
 use crate::param::{Init, Param};
@@ -12,6 +10,13 @@ use phalanx_tensor::Tensor;
 
 /// Attention of several heads, of positions to each other, (B, T, W) to the same, or to those of something else. Parameters
 /// `in_proj_weight` (3 W, W), `in_proj_bias` (3 W), `out_proj.weight` (W, W) and `out_proj.bias` (W), as PyTorch starts them.
+///
+/// # Masks
+/// A mask, here and in the layers of encoders and decoders, is 0 where a position may not be seen and anything else where it may, and
+/// spreads to (B, heads, T, T), to something else to (B, heads, T, S): for samples that are filled up by an id `PAD`,
+/// `ids.ne(PAD).reshape([b, 1, 1, t])`; where none may see a later one, `Tensor::ones(&device, [t, t], DType::F32).tril(0)`; the product of two
+/// for both. PyTorch's masks are others: its `key_padding_mask` is true where a position may *not* be seen (`mask.eq(0.0)` turns one
+/// around), and its `attn_mask` in floats is added to the scores.
 ///
 /// ```
 /// use phalanx_nn::{Ctx, Module, MultiheadAttention, Parameters};
@@ -53,16 +58,18 @@ impl MultiheadAttention {
         }
     }
 
-    /// The same where positions see those alone that the mask says.
+    /// The same where positions see those alone that the mask shows: see [`MultiheadAttention`].
     #[track_caller]
     pub fn forward_masked(&self, x: &Tensor, mask: Option<&Tensor>, ctx: &mut Ctx) -> Tensor {
+        self.check(x, "(B, T, W)");
         let qkv = x.linear(&self.in_proj_weight, Some(&self.in_proj_bias)); // (B, T, 3 W)
         let key = (ctx.training() && self.dropout > 0.0).then(|| ctx.dropout_key());
         let dropout = key.as_ref().map(|key| (self.dropout, key));
         self.out_proj.forward(&qkv.self_attention(self.heads, mask, dropout), ctx)
     }
 
-    /// The positions of `x`, (B, T, W), look at those of `memory`, (B, S, W): (B, T, W). The mask spreads to (B, heads, T, S).
+    /// The positions of `x`, (B, T, W), look at those of `memory`, (B, S, W): (B, T, W). The mask spreads to (B, heads, T, S), and
+    /// shows the positions that may be seen: see [`MultiheadAttention`].
     ///
     /// ```
     /// use phalanx_nn::{Ctx, MultiheadAttention, Parameters};
@@ -76,9 +83,15 @@ impl MultiheadAttention {
     /// ```
     #[track_caller]
     pub fn forward_to(&self, x: &Tensor, memory: &Tensor, mask: Option<&Tensor>, ctx: &mut Ctx) -> Tensor {
-        let (&[b, t, w], &[_, s, _]) = (x.dims(), memory.dims()) else {
-            panic!("attention: of shape {} to {}: (B, T, W) to (B, S, W) would do", x.shape(), memory.shape())
-        };
+        self.check(x, "(B, T, W)");
+        self.check(memory, "(B, S, W)");
+        let (&[b, t, w], &[samples, s, _]) = (x.dims(), memory.dims()) else { unreachable!("checked") };
+        assert!(
+            samples == b,
+            "MultiheadAttention: {b} samples of shape {} that look at {samples} of shape {}: as many would do",
+            x.shape(),
+            memory.shape()
+        );
         let part = |first: usize, n: usize| {
             let narrow = |param: &Param| param.narrow(0, first * w, n * w);
             (narrow(&self.in_proj_weight), narrow(&self.in_proj_bias))
@@ -93,6 +106,19 @@ impl MultiheadAttention {
         let dropout = key.as_ref().map(|key| (self.dropout, key));
         let seen = queries.attention(&keys, &values, mask, dropout);
         self.out_proj.forward(&seen.transpose(1, 2).reshape([b, t, w]), ctx)
+    }
+}
+
+impl MultiheadAttention {
+    /// Panics unless this is what the layer takes.
+    #[track_caller]
+    fn check(&self, x: &Tensor, wanted: &str) {
+        let width = self.in_proj_weight.dims()[1];
+        assert!(
+            x.shape().n_dims() == 3 && x.dims()[2] == width,
+            "MultiheadAttention: an input of shape {} for a layer of width {width}: {wanted} with a W of {width} would do",
+            x.shape()
+        );
     }
 }
 
@@ -185,7 +211,7 @@ impl TransformerEncoderLayer {
         }
     }
 
-    /// The same where positions see those alone that the mask says.
+    /// The same where positions see those alone that the mask shows: see [`MultiheadAttention`].
     #[track_caller]
     pub fn forward_masked(&self, x: &Tensor, mask: Option<&Tensor>, ctx: &mut Ctx) -> Tensor {
         if self.norm_first {
@@ -278,7 +304,8 @@ impl TransformerDecoderLayer {
         }
     }
 
-    /// The output for `x` beside `memory`, with the masks of what positions see of each other, and of the memory.
+    /// The output for `x` beside `memory`, with the masks of what positions see of each other, and of the memory: see
+    /// [`MultiheadAttention`].
     #[track_caller]
     pub fn forward_to(
         &self,

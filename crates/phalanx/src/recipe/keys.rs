@@ -344,7 +344,7 @@ pub const KEYS: &[Key] = &[
         "train.checkpoint_every",
         Count(1),
         &[],
-        "steps from one checkpoint to the next; else it goes by time",
+        "steps from one checkpoint to the next, and to one at the end; else it goes by time",
     ),
     row(
         "train.checkpoint_minutes",

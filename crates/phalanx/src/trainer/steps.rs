@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::event::{Concluded, Event, Observer};
 use crate::worker::Worker;
 use phalanx_comm::{Group, Rank};
-use phalanx_data::Target;
+use phalanx_data::{Input, Target};
 use phalanx_job::Section;
 use phalanx_nn::{Average, Module, Parameters, Plateaued};
 use phalanx_parallel::{Here, Strategy};
@@ -25,6 +25,9 @@ use phalanx_tensor::{Arena, Guard};
 use std::f64::consts::LN_2;
 use std::path::Path;
 use std::time::Instant;
+
+/// How many bytes there are.
+const BYTES: usize = 1 << 8;
 
 /// A run on its way, from membership to membership, beside its [`State`].
 pub(super) struct Course<'a> {
@@ -508,8 +511,11 @@ impl<'a> Course<'a> {
         }
         let skipped = run.skipped()?;
         drop(evaluation);
-        let is_text = matches!(run.train.dataset().target(), Target::Sequence { .. });
-        let of_text = self.evaluation.filter(|_| is_text).map(|e| e.loss);
+        let dataset = run.train.dataset();
+        let is_sequence = matches!(dataset.target(), Target::Sequence { .. });
+        let of_labels = self.evaluation.filter(|_| is_sequence).map(|e| e.loss);
+        // Labels may be other things than the bytes of a text.
+        let of_bytes = of_labels.filter(|_| dataset.input() == Input::Ids(BYTES));
         let told = Event::Epoch {
             epoch,
             seconds,
@@ -517,8 +523,8 @@ impl<'a> Course<'a> {
             test_loss: self.evaluation.map(|e| e.loss),
             test_accuracy: self.evaluation.and_then(|e| e.accuracy),
             test_top5: self.evaluation.and_then(|e| e.top5),
-            test_bits_per_byte: of_text.map(|loss| loss / LN_2),
-            test_perplexity: of_text.map(f64::exp),
+            test_bits_per_byte: of_bytes.map(|loss| loss / LN_2),
+            test_perplexity: of_labels.map(f64::exp),
             samples: run.samples_in_epoch(&state.progress) as u64,
             each_once: state.progress.used.map(|used| used == run.due(&state.progress)),
             skipped,

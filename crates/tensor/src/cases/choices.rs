@@ -79,6 +79,9 @@ pub fn comparisons(device: &Device) {
     let kept = x.masked_fill(&x.gt(1e30), 0.0).masked_fill(&x.ne(&x), 1.0);
     assert_eq!(kept.to_vec::<f32>(), [1.0, 0.0, 2.0]);
     assert_eq!(kept.square().sum_all().backward().get(&x).unwrap().to_vec::<f32>(), [0.0, 0.0, 4.0]);
+    // A mask may be of whole numbers.
+    let ids = Tensor::from_slice(device, &[0i64, 7, 0], [3]);
+    assert_eq!(kept.masked_fill(&ids, 5.0).to_vec::<f32>(), [1.0, 5.0, 2.0]);
     let x = Tensor::from_slice(device, &[-2.0f32, -1.0, 0.5, 1.0, NAN], [5]).requires_grad();
     let within = x.clamp(-1.0, 1.0);
     assert_eq!(within.narrow(0, 0, 4).to_vec::<f32>(), [-1.0, -1.0, 0.5, 1.0]);

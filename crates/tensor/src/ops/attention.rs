@@ -2,7 +2,6 @@
 
 use crate::autocast::lowers;
 use crate::device::{Backend, Device};
-use crate::dtype::DType;
 use crate::gpu;
 use crate::kernel;
 use crate::op::Op;
@@ -332,11 +331,11 @@ fn hiding(op: &str, mask: &Tensor, shape: [usize; 4]) -> Tensor {
     let shape = Shape::new(&shape);
     assert!(
         mask.shape().broadcast(&shape) == Some(shape),
-        "{op}: a mask of shape {} for scores of shape {shape}",
-        mask.shape()
+        "{op}: a mask of shape {} for scores of shape {shape}: one of the keys of each sample would be {}",
+        mask.shape(),
+        Shape::new(&[shape.dims()[0], 1, 1, shape.dims()[3]])
     );
-    let mask = mask.detach();
-    if mask.dtype == DType::F32 { mask } else { mask.ne(0.0) }
+    mask.as_mask()
 }
 
 /// Whether the device has kernels for heads of so many numbers.

@@ -129,6 +129,11 @@ fn spread(op: &str, tensors: &[&Tensor]) -> Shape {
 }
 
 impl Tensor {
+    /// This as a mask in f32, which comparisons give.
+    pub(crate) fn as_mask(&self) -> Tensor {
+        if self.dtype == DType::F32 { self.detach() } else { self.detach().ne(0.0) }
+    }
+
     /// What `yes` has where this mask, f32, isn't 0, and what `no` has elsewhere, broadcasting. What isn't chosen has no part in the gradient,
     /// even where it is no number.
     #[track_caller]
@@ -144,7 +149,7 @@ impl Tensor {
         recorded(out, Op::Choose(*yes.shape(), *no.shape()), &[&yes, &no], |_| [keep(self)])
     }
 
-    /// `value` where the mask, f32 and of a shape that spreads to this tensor's, isn't 0, and this tensor elsewhere.
+    /// `value` where the mask, of a shape that spreads to this tensor's, isn't 0, and this tensor elsewhere.
     #[track_caller]
     pub fn masked_fill(&self, mask: &Tensor, value: f64) -> Tensor {
         let spread = mask.shape().broadcast(self.shape());
@@ -154,7 +159,7 @@ impl Tensor {
             mask.shape(),
             self.shape()
         );
-        mask.where_cond(&value.beside(self), self)
+        mask.as_mask().where_cond(&value.beside(self), self)
     }
 
     /// Each element, or the bound beyond which it lies; what is no number stays. The gradient is that of what lies between the bounds, as in
