@@ -232,7 +232,7 @@ impl Checkpoints {
                 Some(resumed) => {
                     tell_resumed(resumed, recipe.as_deref(), observer);
                     // One that can't be written will be told when a checkpoint is.
-                    let _ = store.claim();
+                    let _ = store.enter();
                     clean(&store, observer);
                 }
                 None => {
@@ -245,7 +245,7 @@ impl Checkpoints {
                     }
                     clean(&store, observer);
                     if resume {
-                        let _ = store.claim();
+                        let _ = store.enter();
                         let message =
                             format!("{} holds no checkpoint: starting from the first step", dir.display());
                         note(observer, message);
@@ -256,7 +256,7 @@ impl Checkpoints {
         } else if parts.is_some() {
             let store = store_of(config, parts.as_ref());
             if resume {
-                let _ = store.claim();
+                let _ = store.enter();
             }
             writer = Some(Writer::start(config, store, run, parameters, false, parts.as_ref())?);
         }
@@ -286,7 +286,7 @@ impl Checkpoints {
         if worker.is_first() || parts.is_some() {
             let store = store_of(config, parts.as_ref());
             let mut any = false;
-            let _ = store.claim();
+            let _ = store.enter();
             if worker.is_first() {
                 // What the rank before has left half written. What can't be removed is in nobody's way.
                 let _ = store.clean();
@@ -517,7 +517,7 @@ impl Checkpoints {
         settled.map_err(|Late| CheckpointError::Late { path: self.dir.clone(), waited: PATIENCE })
     }
 
-    /// Waits for the checkpoint at hand, and takes the last one of a run that took any or is asked for one. Called on all ranks,
+    /// Waits for the checkpoint at hand, and takes the last one of a run that took any, takes them by steps, or is asked for one. Called on all ranks,
     /// as [`Checkpoints::after_step`] is.
     pub(crate) fn finish(
         &mut self,

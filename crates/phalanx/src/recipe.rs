@@ -290,7 +290,7 @@ pub struct TrainRecipe {
     /// Whether the weights of the best epoch are kept. Default no.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keep_best: Option<bool>,
-    /// Steps from one checkpoint to the next. Default: it goes by time.
+    /// Steps from one checkpoint to the next, and to one at the end. Default: it goes by time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint_every: Option<u64>,
     /// Minutes from one checkpoint to the next. Default 1; no meaning beside `checkpoint_every`.

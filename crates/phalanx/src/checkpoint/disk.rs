@@ -19,8 +19,6 @@ pub(super) trait Disk: Send {
     fn remove_dir(&self, path: &Path) -> io::Result<()>;
     /// Returns when what was made, renamed and removed in a folder would outlive the machine.
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
-    /// What a small file holds; nothing if it isn't there.
-    fn read(&self, path: &Path) -> io::Result<Option<Vec<u8>>>;
     /// The names in a folder; none if it isn't there.
     fn list(&self, path: &Path) -> io::Result<Vec<String>>;
 }
@@ -59,13 +57,6 @@ impl Disk for SystemDisk {
 
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
         File::open(path)?.sync_all()
-    }
-
-    fn read(&self, path: &Path) -> io::Result<Option<Vec<u8>>> {
-        match fs::read(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            held => held.map(Some),
-        }
     }
 
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {

@@ -13,9 +13,10 @@
 //! - **C-COMMIT**: a folder that holds a manifest under its name is a whole checkpoint. The manifest gets its name last, when
 //!   everything that it names is on the disk, and loses it first when a checkpoint is removed.
 //! - **C-LAST**: the last checkpoint is removed only after a newer one is committed.
-//! - **C-WRITER**: whoever writes has put a name of its own into `.writer`, and looks whether that is still there before each file that it
-//!   makes, before it commits, and before it removes anything. So a process that stood still while others went on with the run, which
-//!   have put theirs there, finds that out, and leaves alone what is theirs now.
+//! - **C-WRITER**: whoever writes has put an empty file there whose name says since when, as `.writer.1764496807123456789-4711`, and looks whether
+//!   there is a later one before each file that it makes, before it commits, and before it removes anything. So a process that stood still
+//!   while others went on with the run, which have put theirs there, finds that out, and leaves alone what is theirs now. Names are never
+//!   written over, so whenever it wakes its own changes nothing for them.
 
 use super::disk::Disk;
 use super::error::CheckpointError;
@@ -23,7 +24,6 @@ use super::manifest::{self, CHUNK, FileEntry, Holds, Manifest, Origin, RunFacts}
 use super::position::Position;
 use super::snapshot::{Contents, Snapshot};
 use super::tensors;
-use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -38,12 +38,27 @@ pub(super) struct Store {
     root: PathBuf,
     /// How many checkpoints stay.
     keep: usize,
-    /// Where the writer's name is.
-    named: PathBuf,
-    /// This one's.
-    own: String,
-    /// What stood there when this one began, or its own (C-WRITER).
-    seen: RefCell<Option<Vec<u8>>>,
+    /// Whose writes these are (C-WRITER); nobody's in a folder that nobody else writes to.
+    name: Option<WriterName>,
+}
+
+/// The name of a writer.
+struct WriterName {
+    /// What those of the same part begin with.
+    start: String,
+    /// Since when it writes: nanoseconds since 1970, or just more than all that were there.
+    since: u128,
+}
+
+impl WriterName {
+    fn file(&self) -> String {
+        format!("{}{}-{}", self.start, self.since, std::process::id())
+    }
+
+    /// Since when the writer of this name writes, if it is one of the same part.
+    fn since(&self, name: &str) -> Option<u128> {
+        name.strip_prefix(&self.start)?.split_once('-')?.0.parse().ok()
+    }
 }
 
 /// Which part of a checkpoint that several write together.
@@ -89,49 +104,46 @@ pub(super) fn step_of(name: &str) -> Option<u64> {
 
 impl Store {
     pub(super) fn new(disk: Box<dyn Disk>, root: PathBuf, keep: usize) -> Store {
-        // Writers on several machines may have one number.
-        let mark = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-        let own = format!("{}-{mark}", std::process::id());
-        Store { disk, root, keep: keep.max(1), named: PathBuf::new(), own, seen: RefCell::default() }
-            .of_part(0)
+        Store { disk, root, keep: keep.max(1), name: None }
     }
 
-    /// The same for who writes this part, and has a name of its own there.
+    /// The same for who writes this part of a run's checkpoints, in the place of whoever has until now (C-WRITER).
     pub(super) fn of_part(self, number: usize) -> Store {
-        let name = if number == 0 { ".writer".to_owned() } else { format!(".writer-{:05}", number + 1) };
-        let named = self.root.join(name);
-        // What can't be read now can't be when it is written either.
-        let seen = RefCell::new(self.disk.read(&named).unwrap_or_default());
-        Store { named, seen, ..self }
+        let start = if number == 0 { ".writer.".to_owned() } else { format!(".writer-{:05}.", number + 1) };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let name = WriterName { start, since: now };
+        // Clocks differ. What can't be listed now is looked at again before anything is written.
+        let latest =
+            self.names(&self.root).unwrap_or_default().iter().filter_map(|other| name.since(other)).max();
+        let since = latest.map_or(now, |latest| now.max(latest.saturating_add(1)));
+        Store { name: Some(WriterName { since, ..name }), ..self }
     }
 
-    /// Takes the place of whoever has written here before, and may stand still.
-    pub(super) fn claim(&self) -> Result<(), CheckpointError> {
+    /// Puts the writer's name there, if it isn't. An error if another has taken its place (C-WRITER).
+    pub(super) fn enter(&self) -> Result<(), CheckpointError> {
+        let Some(name) = &self.name else { return Ok(()) };
+        let before = self.check()?;
+        let own = name.file();
+        if before.contains(&own) {
+            return Ok(());
+        }
+        let path = self.root.join(own);
         done(&self.root, WRITE, self.disk.create_dir(&self.root))?;
-        let put = self.disk.create(&self.named).and_then(|mut file| file.write(self.own.as_bytes()));
-        done(&self.named, WRITE, put)?;
-        self.seen.replace(Some(self.own.clone().into_bytes()));
+        done(&path, WRITE, self.disk.create(&path))?;
+        // Those of earlier ones are of no more use, and in nobody's way.
+        before.iter().for_each(|name| drop(self.disk.remove_file(&self.root.join(name))));
         Ok(())
     }
 
-    /// An error if another has taken this one's place (C-WRITER).
-    fn check(&self) -> Result<(), CheckpointError> {
-        self.name_there().map(drop)
-    }
-
-    /// The name that is there, if any, as in a folder that was set aside meanwhile: none but this one's or one from before.
-    fn name_there(&self) -> Result<Option<Vec<u8>>, CheckpointError> {
-        let there = done(&self.named, "can't be read", self.disk.read(&self.named))?;
-        if there.is_some() && there != *self.seen.borrow() {
+    /// The names of this part's writers that are there, its own among them. An error if another has taken its place.
+    fn check(&self) -> Result<Vec<String>, CheckpointError> {
+        let Some(own) = &self.name else { return Ok(Vec::new()) };
+        let mut names = self.names(&self.root)?;
+        names.retain(|name| own.since(name).is_some());
+        if names.iter().filter_map(|name| own.since(name)).any(|since| since > own.since) {
             return Err(CheckpointError::TakenOver { path: self.root.clone() });
         }
-        Ok(there)
-    }
-
-    /// The same for one that begins to write, which puts its name there if it hasn't yet.
-    fn enter(&self) -> Result<(), CheckpointError> {
-        let is_own = self.name_there()?.as_deref() == Some(self.own.as_bytes());
-        if is_own { Ok(()) } else { self.claim() }
+        Ok(names)
     }
 
     /// Writes a checkpoint and commits it (C-COMMIT). After an error the folder holds the checkpoints that it held before,

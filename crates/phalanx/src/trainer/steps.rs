@@ -387,7 +387,7 @@ impl<'a> Course<'a> {
         match &trainer.checkpoint {
             None if is_lost => return Err(Error::PartLost),
             None => {}
-            Some(_) if self.goes_on && writes_alone => {}
+            Some(_) if self.goes_on && writes_alone && worker.is_first() => {}
             Some(config) if self.goes_on => {
                 let strategy = &*run.strategy;
                 let own = Checkpoints::take_over(config, worker, facts, parameters, state, strategy)?;

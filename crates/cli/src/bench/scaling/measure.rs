@@ -71,7 +71,7 @@ pub(super) fn measure(
     let mut args: Vec<String> =
         numbers.iter().flat_map(|(flag, n)| [(*flag).to_owned(), n.to_string()]).collect();
     args.extend(["--set".into(), format!("train.threads={}", sort.threads)]);
-    args.extend(["--set".into(), "train.checkpoint_every=1000000000".into()]);
+    args.extend(["--set".into(), "train.checkpoint_minutes=1e9".into()]);
     args.extend(sort.more.iter().cloned());
     let told = match place {
         Place::Here => {

@@ -226,15 +226,6 @@ impl Disk for Machine {
         Ok(())
     }
 
-    fn read(&self, path: &Path) -> io::Result<Option<Vec<u8>>> {
-        let mut state = self.state();
-        state.request()?;
-        Ok(match state.names.get(path) {
-            Some(Node::File(index)) => Some(state.files[*index].0.clone()),
-            _ => None,
-        })
-    }
-
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
         let mut state = self.state();
         state.request()?;
