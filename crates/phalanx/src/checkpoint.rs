@@ -75,7 +75,7 @@ use phalanx_parallel::{Place, Strategy};
 use read::Wanted;
 use snapshot::{Beside, Contents, Lent};
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use store::{PartOf, Store};
 
@@ -188,8 +188,6 @@ struct Writer {
     any: bool,
     /// Whether one is due whatever the time.
     asked: bool,
-    /// Whether they are due after so many steps.
-    by_steps: bool,
     /// The newest that was made, and after which step.
     newest: Option<(u64, PathBuf)>,
     /// How long the last snapshot has kept the training loop.
@@ -226,39 +224,28 @@ impl Checkpoints {
         }
         let parts = Parts::of(parts, parameters, strategy);
         let mut writer = None;
-        if worker.is_first() {
-            let store = store_of(config, None);
-            match &resumed {
-                Some(resumed) => {
-                    tell_resumed(resumed, recipe.as_deref(), observer);
-                    // One that can't be written will be told when a checkpoint is.
-                    let _ = store.enter();
-                    clean(&store, observer);
-                }
-                None => {
-                    if let Some(aside) = store.set_aside()? {
-                        let (dir, aside) = (dir.display(), aside.display());
-                        note(
-                            observer,
-                            format!("{dir} held checkpoints of another run: they are in {aside} now"),
-                        );
-                    }
-                    clean(&store, observer);
-                    if resume {
-                        let _ = store.enter();
-                        let message =
-                            format!("{} holds no checkpoint: starting from the first step", dir.display());
-                        note(observer, message);
-                    }
+        if worker.is_first() || parts.is_some() {
+            let store = store_of(config, parts.as_ref());
+            if worker.is_first() {
+                match &resumed {
+                    Some(resumed) => tell_resumed(resumed, recipe.as_deref(), observer),
+                    None => set_aside(&store, &dir, observer)?,
                 }
             }
-            writer = Some(Writer::start(config, store, run, parameters, resumed.is_some(), parts.as_ref())?);
-        } else if parts.is_some() {
-            let store = store_of(config, parts.as_ref());
-            if resume {
+            if resume || resumed.is_some() {
+                // What can't be written will be told when a checkpoint is.
                 let _ = store.enter();
             }
-            writer = Some(Writer::start(config, store, run, parameters, false, parts.as_ref())?);
+            if worker.is_first() {
+                clean(&store, observer);
+                if resume && resumed.is_none() {
+                    let message =
+                        format!("{} holds no checkpoint: starting from the first step", dir.display());
+                    note(observer, message);
+                }
+            }
+            let any = worker.is_first() && resumed.is_some();
+            writer = Some(Writer::start(config, store, run, parameters, any, parts.as_ref())?);
         }
         if let Some(resumed) = resumed {
             *state = resumed.state;
@@ -448,7 +435,8 @@ impl Checkpoints {
     ) -> Result<(), Error> {
         self.end_parts(strategy, observer)?;
         let step = state.progress.step;
-        let due = self.writer.as_ref().is_some_and(|writer| self.leads() && writer.owes_last(step));
+        let due =
+            self.writer.as_ref().is_some_and(|writer| self.leads() && writer.owes_last(self.every, step));
         if strategy.any(due)? {
             self.take_part(state, parameters, strategy)?;
             self.end_parts(strategy, observer)?;
@@ -517,8 +505,8 @@ impl Checkpoints {
         settled.map_err(|Late| CheckpointError::Late { path: self.dir.clone(), waited: PATIENCE })
     }
 
-    /// Waits for the checkpoint at hand, and takes the last one of a run that took any, takes them by steps, or is asked for one. Called on all ranks,
-    /// as [`Checkpoints::after_step`] is.
+    /// Waits for the checkpoint at hand, and takes the last one of a run that took any, takes them by steps, or is asked for one. Called on
+    /// all ranks, as [`Checkpoints::after_step`] is.
     pub(crate) fn finish(
         &mut self,
         state: &State,
@@ -532,7 +520,7 @@ impl Checkpoints {
         let mut due = false;
         if let Some(writer) = &mut self.writer {
             writer.wait(&self.dir, observer);
-            due = writer.owes_last(state.progress.step);
+            due = writer.owes_last(self.every, state.progress.step);
         }
         self.take_if(due, state, parameters, strategy)?;
         if let Some(writer) = &mut self.writer {
@@ -574,13 +562,13 @@ impl Writer {
             .map_err(|source| Error::Io { path: config.dir.clone(), source })?;
         let last = (0, Instant::now());
         let (stall, longest) = (Duration::ZERO, Duration::ZERO);
-        let by_steps = matches!(config.every, Every::Steps(_));
-        Ok(Writer { background, last, any, asked: false, by_steps, newest: None, stall, longest })
+        Ok(Writer { background, last, any, asked: false, newest: None, stall, longest })
     }
 
     /// Whether the run, which ends after this step, is to take a last one.
-    fn owes_last(&self, step: u64) -> bool {
-        (self.any || self.asked || self.by_steps) && self.last.0 < step && self.background.is_idle()
+    fn owes_last(&self, every: Every, step: u64) -> bool {
+        let by_steps = matches!(every, Every::Steps(_));
+        (self.any || self.asked || by_steps) && self.last.0 < step && self.background.is_idle()
     }
 
     fn take(&mut self, state: &State, parameters: &Parameters, beside: Beside) {
@@ -591,7 +579,7 @@ impl Writer {
         self.stall = start.elapsed();
     }
 
-    fn wait(&mut self, dir: &std::path::Path, observer: &mut dyn Observer) {
+    fn wait(&mut self, dir: &Path, observer: &mut dyn Observer) {
         match self.background.wait(PATIENCE) {
             Ok(None) => {}
             Ok(Some(written)) => self.tell(written, observer),
@@ -665,6 +653,15 @@ fn with_changes(error: Error, recipe: Option<&str>) -> Error {
         }
         other => other,
     }
+}
+
+/// Gives checkpoints of another run another name, if there are any.
+fn set_aside(store: &Store, dir: &Path, observer: &mut dyn Observer) -> Result<(), Error> {
+    if let Some(aside) = store.set_aside()? {
+        let (dir, aside) = (dir.display(), aside.display());
+        note(observer, format!("{dir} held checkpoints of another run: they are in {aside} now"));
+    }
+    Ok(())
 }
 
 /// Removes what a writer left that was killed. What can't be removed is in nobody's way.

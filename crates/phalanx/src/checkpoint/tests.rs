@@ -342,8 +342,7 @@ fn a_failed_checkpoint_is_told_and_the_next_one_is_written_from_the_same_thread(
     .unwrap();
     let last = (0, Instant::now());
     let (stall, longest) = (Duration::ZERO, Duration::ZERO);
-    let (any, asked, by_steps, newest) = (false, false, false, None);
-    let mut writer = Writer { background, last, any, asked, by_steps, newest, stall, longest };
+    let mut writer = Writer { background, last, any: false, asked: false, newest: None, stall, longest };
     let mut notes = Notes(Mutex::default());
     machine.fault_at(18, Fault::Full);
     for step in [5, 10] {

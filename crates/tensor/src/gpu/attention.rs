@@ -27,6 +27,7 @@ impl Kernels {
         let halves = all.iter().all(|tensor| tensor.dtype.is_half())
             && engine.gpu().architecture().has_bfloat16()
             && depth.is_multiple_of(8)
+            && depth <= 128
             && all.iter().all(|tensor| lies_evenly(tensor));
         // What sees no key at all is looked at by the others.
         let is_plain = shares.dropped.is_none() && shares.mask.is_none() && sizes.keys > 0;
@@ -44,14 +45,14 @@ impl Kernels {
                 "halves_attention_queries_plain_128",
                 "halves_attention_keys_plain_128",
             ],
-            (65..=128, true) => {
+            (_, true) => {
                 ["halves_attention_128", "halves_attention_queries_128", "halves_attention_keys_128"]
             }
             (..=64, false) => ["attention_64", "attention_queries_64", "attention_keys_64"],
             (65..=128, false) => ["attention_128", "attention_queries_128", "attention_keys_128"],
             _ => ["attention_256", "attention_queries_256", "attention_keys_256"],
         };
-        Kernels { names, own: if names[0].starts_with("halves") { 64 } else { 32 } }
+        Kernels { names, own: if halves { 64 } else { 32 } }
     }
 
     /// A block for each stretch of so many positions of each head.

@@ -60,13 +60,20 @@ pub(crate) struct Shares<'a> {
 
 /// Queries, keys and values of one tensor (B, T, 3 H D), as views (B, H, T, D) of them; of the queries those at these positions.
 pub(crate) fn apart(qkv: &Tensor, heads: usize, queries: Range<usize>) -> [Tensor; 3] {
-    let &[batch, time, all] = qkv.dims() else { unreachable!("(B, T, 3 H D), checked by the operation") };
-    let apart = qkv.detach().reshape([batch, time, 3, heads, all / (3 * heads)]).permute(&[2, 0, 3, 1, 4]); // (3, B, H, T, D)
-    let [q, k, v] = [0, 1, 2].map(|i| apart.narrow(0, i, 1).squeeze(0));
+    let [q, k, v] = qkv.detach().three_of_heads(heads);
     [q.narrow(2, queries.start, queries.len()), k, v]
 }
 
 impl Tensor {
+    /// Queries, keys and values that lie side by side, (B, T, 3 H D), as views (B, H, T, D).
+    fn three_of_heads(&self, heads: usize) -> [Tensor; 3] {
+        let &[batch, time, all] = self.dims() else {
+            unreachable!("(B, T, 3 H D), checked by the operation")
+        };
+        let apart = self.reshape([batch, time, 3, heads, all / (3 * heads)]).permute(&[2, 0, 3, 1, 4]); // (3, B, H, T, D)
+        [0, 1, 2].map(|i| apart.narrow(0, i, 1).squeeze(0))
+    }
+
     /// This output, which lies as (B, T, H, D), as a view (B, H, T, D) like the queries that it came of.
     pub(crate) fn by_heads(&self, queries: &Tensor) -> Tensor {
         let &[b, h, t, d] = queries.dims() else { unreachable!("(B, H, T, D), checked by the operation") };
@@ -192,8 +199,7 @@ impl Tensor {
         dropout: Option<(f64, &DropoutKey)>,
     ) -> Tensor {
         let [batch, time, width] = self.check_heads("self_attention_in_steps", heads);
-        let apart = self.reshape([batch, time, 3, heads, width / heads]).permute(&[2, 0, 3, 1, 4]); // (3, B, H, T, D)
-        let [q, k, v] = [0, 1, 2].map(|i| apart.narrow(0, i, 1).squeeze(0));
+        let [q, k, v] = self.three_of_heads(heads);
         q.attention_in_steps(&k, &v, mask, dropout).transpose(1, 2).reshape([batch, time, width])
     }
 
@@ -221,7 +227,7 @@ impl Tensor {
         mask: Option<&Tensor>,
         dropout: Option<(f64, &DropoutKey)>,
     ) -> Tensor {
-        let [b, h, t, s, d, e] = self.check_attention("attention", keys, values);
+        let [b, h, t, s, d, e] = self.check_attention(keys, values);
         if d != e || !has_kernels(self.device(), d) {
             return self.attention_in_steps(keys, values, mask, dropout);
         }
@@ -248,7 +254,7 @@ impl Tensor {
         mask: Option<&Tensor>,
         dropout: Option<(f64, &DropoutKey)>,
     ) -> Tensor {
-        let [b, h, t, s, d, _] = self.check_attention("attention", keys, values);
+        let [b, h, t, s, d, _] = self.check_attention(keys, values);
         // Of floats of 16 bits the scores are rounded once, and so are the shares.
         let scores = self.matmul(&keys.t()).widened() / (d as f64).sqrt(); // (B, H, T, S)
         let shares = match mask {
@@ -267,17 +273,17 @@ impl Tensor {
 
     /// B, H, T, S, D and E of queries (B, H, T, D), keys (B, H, S, D) and values (B, H, S, E).
     #[track_caller]
-    fn check_attention(&self, op: &str, keys: &Tensor, values: &Tensor) -> [usize; 6] {
+    fn check_attention(&self, keys: &Tensor, values: &Tensor) -> [usize; 6] {
         let (&[b, h, t, d], &[.., s, e]) = (self.dims(), values.dims()) else {
             panic!(
-                "{op}: queries of shape {} to values of shape {}: (B, H, T, D) would do",
+                "attention: queries of shape {} to values of shape {}: (B, H, T, D) would do",
                 self.shape(),
                 values.shape()
             )
         };
         assert!(
             keys.dims() == [b, h, s, d] && values.dims()[..3] == [b, h, s],
-            "{op}: queries of shape {} to keys of shape {} with values of shape {}: (B, H, T, D), (B, H, S, D) and (B, H, S, E) \
+            "attention: queries of shape {} to keys of shape {} with values of shape {}: (B, H, T, D), (B, H, S, D) and (B, H, S, E) \
              would do",
             self.shape(),
             keys.shape(),

@@ -162,14 +162,13 @@ impl<T: Float> Given<'_, T> {
 
     /// Whether the mask hides all these keys from all these queries, of which some are there.
     fn hides_all(&self, queries: Range<usize>, keys: Range<usize>) -> bool {
+        let Some(hiding) = &self.hiding else { return false };
         let mut own = self.own(queries);
-        if self.hiding.as_ref().is_some_and(|hiding| hiding.of_query == 0) {
+        if hiding.of_query == 0 {
             // One is as good as all.
             own.end = own.end.min(own.start + 1);
         }
-        self.hiding
-            .as_ref()
-            .is_some_and(|hiding| { own }.all(|query| keys.clone().all(|key| hiding.hides(query, key))))
+        own.all(|query| keys.clone().all(|key| hiding.hides(query, key)))
     }
 
     /// Puts `value` in the place of what belongs to a key that query `query` doesn't see, of the keys from `key` on.
