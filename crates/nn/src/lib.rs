@@ -69,7 +69,7 @@ pub use layers::sequential::{Flatten, Sequential};
 pub use layers::transformer::{
     MultiheadAttention, TransformerDecoderLayer, TransformerEncoderLayer, TransformerLayerConfig,
 };
-pub use loss::{Loss, OwnLoss, WeightedCrossEntropy};
+pub use loss::{Loss, MeanOver, OwnLoss, WeightedCrossEntropy};
 pub use module::{CrossEntropyInParts, Ctx, Module, Role, Visitor};
 pub use param::{Init, Param};
 pub use parameters::{Mismatch, Parameters};

@@ -108,9 +108,40 @@ impl Loss {
 
     /// Whether targets are class labels, so that accuracy means something.
     pub fn has_labels(&self) -> bool {
+        matches!(self, Loss::Nll | Loss::CrossEntropy { .. } | Loss::WeightedCrossEntropy(_))
+    }
+
+    /// The label of what doesn't count, if there is one.
+    pub fn ignored(&self) -> Option<i64> {
         match self {
-            Loss::WeightedCrossEntropy(of_some) => of_some.ignored.is_none(),
-            _ => matches!(self, Loss::Nll | Loss::CrossEntropy { .. }),
+            Loss::WeightedCrossEntropy(of_some) => of_some.ignored,
+            _ => None,
+        }
+    }
+
+    /// Whether the mean is by what labels count, which isn't the same of all of them.
+    pub fn weighs(&self) -> bool {
+        matches!(self, Loss::WeightedCrossEntropy(of_some) if of_some.mean == MeanOver::Counted)
+    }
+
+    /// What these labels count together in the mean.
+    ///
+    /// A batch that is cut in parts has the mean of the parts' [`Loss::over_all`], each by its share of the labels, divided by the share
+    /// that counts of all of them: this, summed over the parts, by the number of labels.
+    pub fn counts(&self, labels: &[i64]) -> f64 {
+        match self {
+            Loss::WeightedCrossEntropy(of_some) if self.weighs() => of_some.counts(labels),
+            _ => labels.len() as f64,
+        }
+    }
+
+    /// The same as a mean over all labels, whatever they count: see [`MeanOver::All`].
+    pub fn over_all(&self) -> Loss {
+        match self {
+            Loss::WeightedCrossEntropy(of_some) => {
+                Loss::WeightedCrossEntropy(WeightedCrossEntropy { mean: MeanOver::All, ..of_some.clone() })
+            }
+            _ => self.clone(),
         }
     }
 }
@@ -157,8 +188,9 @@ impl PartialEq for OwnLoss {
 /// How much labels count in a cross entropy, as in PyTorch: the mean is that by the weights of the labels, and NaN where none counts. It is
 /// made of other operations, which stores more than the plain cross entropy does.
 ///
-/// Where samples are shared out, among ranks, micro-batches or the batches of a step, each part's mean is taken by itself, and that of all
-/// is by their samples, as in PyTorch: with parts of unlike weights it isn't quite that of one batch.
+/// Where the trainer shares samples out, among ranks, micro-batches or the batches of a step, labels count as in one batch of all of them.
+/// In a program's own loop each part's mean is by what its own labels count, and parts of unlike weights don't make up the whole: there
+/// [`MeanOver::All`] of each part helps, and [`Loss::counts`] with what to divide by in the end.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WeightedCrossEntropy {
     /// How much of the target is spread over all classes, in [0, 1), by their weights.
@@ -167,6 +199,18 @@ pub struct WeightedCrossEntropy {
     pub weights: Vec<f32>,
     /// The label of what doesn't count, as of what fills up sequences: no class needs to have it.
     pub ignored: Option<i64>,
+    /// What the sum is divided by.
+    pub mean: MeanOver,
+}
+
+/// What the sum of a [`WeightedCrossEntropy`] is divided by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MeanOver {
+    /// What its labels count together, as in PyTorch.
+    #[default]
+    Counted,
+    /// The number of labels, also of those that don't count. Such means of parts of a batch make up that of the whole by their samples.
+    All,
 }
 
 impl WeightedCrossEntropy {
@@ -227,7 +271,22 @@ impl WeightedCrossEntropy {
                 own - all * (smoothing / classes as f64)
             }
         };
-        sum / weight.sum_all()
+        match self.mean {
+            MeanOver::Counted => sum / weight.sum_all(),
+            MeanOver::All => sum * (1.0 / n.max(1) as f64),
+        }
+    }
+
+    /// What these labels count together. One that is no class counts nothing.
+    fn counts(&self, labels: &[i64]) -> f64 {
+        let counted = labels.iter().filter(|label| Some(**label) != self.ignored);
+        match self.weights.is_empty() {
+            true => counted.count() as f64,
+            false => counted
+                .filter_map(|&label| self.weights.get(usize::try_from(label).ok()?))
+                .map(|weight| f64::from(*weight))
+                .sum(),
+        }
     }
 }
 
@@ -310,7 +369,12 @@ mod tests {
         ];
         for (label_smoothing, weights, loss, grads) in rows {
             let logits = Tensor::from_slice(&device, &logits, [4, 3]).requires_grad();
-            let of_some = WeightedCrossEntropy { label_smoothing, weights, ignored: Some(-100) };
+            let of_some = WeightedCrossEntropy {
+                label_smoothing,
+                weights,
+                ignored: Some(-100),
+                ..WeightedCrossEntropy::default()
+            };
             let what = format!("{of_some:?}");
             let value = Loss::WeightedCrossEntropy(of_some).of(&logits, &labels);
             assert!((value.item() - loss).abs() < 1e-8, "{what}: {}, not {loss}", value.item());

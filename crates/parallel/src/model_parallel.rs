@@ -772,6 +772,10 @@ impl Strategy for ModelParallel {
         });
     }
 
+    fn multiply_gradients(&mut self, _: &Parameters, by: f32) {
+        self.inner.multiply_gradients(&self.own, by);
+    }
+
     fn unscale(&mut self, _: &Parameters, scale: f64) -> Result<bool, Error> {
         let is_finite = self.inner.unscale(&self.own, scale)?;
         // Other ranks of the replica have other gradients.

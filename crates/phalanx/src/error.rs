@@ -156,6 +156,15 @@ pub enum Error {
         /// The first weight, buffer or gradient that is none, if the samples aren't to blame.
         place: Option<NotFinite>,
     },
+    /// There is nothing that a step could learn.
+    #[error(
+        "no label counts of those of step {step}: the loss leaves all of them out\nhint: take a larger batch, or leave such samples out of the \
+         data; train.on_nan=ignore makes such steps with gradients of zero"
+    )]
+    NoLabelCounts {
+        /// When.
+        step: u64,
+    },
     /// A gradient is no number, where the loss still is one.
     #[error(
         "{}, at step {step}\nhint: lower optimizer.lr, or look at the data of that step",
@@ -305,6 +314,7 @@ impl Error {
             | Error::NothingToJudge { .. }
             | Error::OtherTraining { .. }
             | Error::NoAccuracy
+            | Error::NoLabelCounts { .. }
             | Error::Mismatch { .. }
             | Error::OtherHead { .. }
             | Error::SpoiltWeights { .. }

@@ -69,7 +69,7 @@ pub enum Event {
         /// The mean loss on the test samples, if there are any.
         #[serde(skip_serializing_if = "Option::is_none")]
         test_loss: Option<f64>,
-        /// The share of test samples that were told right, if they have labels.
+        /// The share of the labels of test samples that was told right, if they have such, and not the words of a text.
         #[serde(skip_serializing_if = "Option::is_none")]
         test_accuracy: Option<f64>,
         /// The share of test samples whose label was among the five likeliest, if there are more than five.
@@ -79,8 +79,8 @@ pub enum Event {
         /// compressed with the model.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         test_bits_per_byte: Option<f64>,
-        /// The mean loss as a perplexity, e to its power, where samples are sequences of labels: of so many equally likely ones the choice
-        /// would be as hard.
+        /// The mean loss as a perplexity, e to its power, where samples are sequences of words of which the next ones are told: of so many
+        /// equally likely ones the choice would be as hard.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         test_perplexity: Option<f64>,
         /// How many samples the ranks have trained on.

@@ -56,7 +56,8 @@ use steps::Course;
 /// How a model is trained.
 #[derive(Clone, Debug)]
 pub struct Trainer {
-    /// How outputs are held against targets. Default: negative log likelihood.
+    /// How outputs are held against targets. Default: negative log likelihood. Where some labels count more than others, or not at all
+    /// ([`Loss::WeightedCrossEntropy`]), they do so as in one batch of all samples of a step, however these are shared out.
     pub loss: Loss,
     /// How often all samples are seen. Default 1.
     pub epochs: u64,

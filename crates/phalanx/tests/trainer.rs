@@ -58,7 +58,7 @@ fn settings_that_cannot_be_are_named() {
     let late = Schedule { warmup, ..Schedule::default() };
     let smoothed = Loss::CrossEntropy { label_smoothing: 7.0 };
     let weighted = |label_smoothing, weights: &[f32]| {
-        let loss = WeightedCrossEntropy { label_smoothing, weights: weights.to_vec(), ignored: None };
+        let loss = WeightedCrossEntropy { label_smoothing, weights: weights.to_vec(), ..Default::default() };
         Trainer { loss: Loss::WeightedCrossEntropy(loss), ..usual() }
     };
     let rows = [

@@ -300,7 +300,7 @@ impl Recipe {
                     Some(weights) => Loss::WeightedCrossEntropy(WeightedCrossEntropy {
                         label_smoothing,
                         weights,
-                        ignored: None,
+                        ..WeightedCrossEntropy::default()
                     }),
                     None => Loss::CrossEntropy { label_smoothing },
                 }

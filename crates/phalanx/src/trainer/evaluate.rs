@@ -7,7 +7,7 @@ use super::ahead::Ahead;
 use super::by_shard::ByShard;
 use super::run::Run;
 use crate::error::Error;
-use phalanx_data::Target;
+use phalanx_data::{Dataset, Input, Target};
 use phalanx_job::Section;
 use phalanx_nn::{Average, Ctx, Loss};
 use phalanx_parallel::{EvalPass, Outputs};
@@ -18,9 +18,9 @@ use std::collections::VecDeque;
 /// How a model does on test samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Evaluation {
-    /// The mean over all samples.
+    /// The mean over all samples, or over their labels by what these count.
     pub loss: f64,
-    /// The share that was told right, if they have a label each.
+    /// The share of the labels that count that was told right, unless they are the words of a text.
     pub accuracy: Option<f64>,
     /// The share whose label was among the five that were thought most likely, if there are more than five.
     pub top5: Option<f64>,
@@ -43,12 +43,11 @@ fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
     let Some(test) = &run.test else { return Ok(None) };
     let (loss, device) = (&run.trainer.loss, run.worker.device());
     let products = run.trainer.precision.products();
-    let mut totals = ByShard::<4>::of(&*run.strategy);
+    let mut totals = ByShard::<5>::of(&*run.strategy);
     let mut bad_images = 0;
     // Of five classes or less every label is among the first five.
-    let more_than_five = matches!(test.dataset().target(), Target::Classes(n) if n > 5);
-    // How many bytes of a text are foretold says less than how likely they were; shares of classes have no right one.
-    let has_accuracy = loss.has_labels() && matches!(test.dataset().target(), Target::Classes(_));
+    let more_than_five = classes(test.dataset()).is_some_and(|classes| classes > 5);
+    let has_accuracy = has_accuracy(test.dataset(), loss);
     // Batches that were given to a GPU, by number, the first first.
     let owed = RefCell::new(VecDeque::new());
     let mut batches = Ahead::of(test.epoch(0)?, device);
@@ -74,7 +73,7 @@ fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
             }
             Ok(())
         };
-        let mut sums = [0.0; 4];
+        let mut sums = [0.0; 5];
         autocast(products, || run.strategy.evaluate(&pass, &judge, &mut sums))?;
         totals.add(number, sums);
         batches.look();
@@ -82,17 +81,39 @@ fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
     }
     pay(&mut owed.borrow_mut(), &mut totals, usize::MAX);
     run.bad_images += bad_images;
-    let [total, samples, right, among_five] = totals.whole(&mut *run.strategy)?;
-    let accuracy = has_accuracy.then_some(right / samples);
-    let top5 = (has_accuracy && more_than_five).then_some(among_five / samples);
-    Ok(Some(Evaluation { loss: total / samples, accuracy, top5 }))
+    let [total, counted, labels, right, among_five] = totals.whole(&mut *run.strategy)?;
+    let accuracy = has_accuracy.then_some(right / labels);
+    let top5 = (has_accuracy && more_than_five).then_some(among_five / labels);
+    Ok(Some(Evaluation { loss: total / counted, accuracy, top5 }))
+}
+
+/// Whether a share of right labels is told: of classes, but not of a text. How many of its words are foretold says less than how likely they
+/// were; and shares of classes have no right one.
+pub(super) fn has_accuracy(dataset: &dyn Dataset, loss: &Loss) -> bool {
+    loss.has_labels() && classes(dataset).is_some() && !foretells_words(dataset)
+}
+
+/// Whether the labels are words as the inputs are: of those a perplexity is told.
+pub(super) fn foretells_words(dataset: &dyn Dataset) -> bool {
+    match (dataset.input(), dataset.target()) {
+        (Input::Ids(words), Target::Sequence { classes, .. }) => words == classes,
+        _ => false,
+    }
+}
+
+/// How many classes there are, if labels are such.
+fn classes(dataset: &dyn Dataset) -> Option<usize> {
+    match dataset.target() {
+        Target::Classes(classes) | Target::Sequence { classes, .. } => Some(classes),
+        Target::Values(_) => None,
+    }
 }
 
 /// Batches whose numbers nobody has looked at: one that a GPU is at, and one that it goes on with.
 const MOST_OWED: usize = 2;
 
 /// Waits for what the batches before this one came to.
-fn pay(owed: &mut VecDeque<(usize, Counted)>, totals: &mut ByShard<4>, before: usize) {
+fn pay(owed: &mut VecDeque<(usize, Counted<'_>)>, totals: &mut ByShard<5>, before: usize) {
     while owed.front().is_some_and(|(number, _)| *number < before) {
         let (number, counted) = owed.pop_front().expect("there is a first");
         totals.add(number, counted.sums());
@@ -100,32 +121,48 @@ fn pay(owed: &mut VecDeque<(usize, Counted)>, totals: &mut ByShard<4>, before: u
 }
 
 /// What some samples came to, which a GPU may have to bring.
-struct Counted {
+struct Counted<'a> {
+    loss_of: &'a Loss,
     samples: usize,
-    /// Their mean loss.
+    /// Their mean loss: over all labels, where some count more than others.
     loss: Later,
+    /// Their labels, if it matters which they are.
+    labels: Option<LaterVec<i64>>,
     /// How many classes come before each one's label, if that means anything.
     places: Option<LaterVec<f32>>,
 }
 
-impl Counted {
+impl<'a> Counted<'a> {
     fn of(
         outputs: &Outputs<'_>,
-        loss: &Loss,
+        loss: &'a Loss,
         has_accuracy: bool,
-    ) -> Result<Counted, phalanx_parallel::Error> {
-        let places = if has_accuracy { Some(outputs.label_places()?) } else { None };
-        Ok(Counted { samples: outputs.samples(), loss: outputs.loss(loss)?, places })
+    ) -> Result<Counted<'a>, phalanx_parallel::Error> {
+        let matters = loss.weighs() || has_accuracy && loss.ignored().is_some();
+        let labels = matters.then(|| outputs.target().to_vec_later());
+        let places = if has_accuracy { Some(outputs.label_places(loss.ignored())?) } else { None };
+        let samples = outputs.samples();
+        Ok(Counted { loss_of: loss, samples, loss: outputs.loss(&loss.over_all())?, labels, places })
     }
 
-    /// The sum of the losses, how many samples they are of, and of how many the label came first, and among the first five.
-    fn sums(self) -> [f64; 4] {
+    /// The sum of the losses, and what it is to be divided by; how many labels were to be told, and of how many of them the right one came
+    /// first, and among the first five.
+    fn sums(self) -> [f64; 5] {
         let samples = self.samples as f64;
         // Who is told why a loss is none isn't to be told less of places before.
         let total = self.loss.item() * samples;
-        let places = self.places.map_or_else(Vec::new, LaterVec::to_vec);
+        let labels = self.labels.map(LaterVec::to_vec);
+        let counted = match &labels {
+            Some(labels) => samples * self.loss_of.counts(labels) / labels.len().max(1) as f64,
+            None => samples,
+        };
+        let mut places = self.places.map_or_else(Vec::new, LaterVec::to_vec);
+        if let (Some(ignored), Some(labels)) = (self.loss_of.ignored(), &labels) {
+            let mut labels = labels.iter();
+            places.retain(|_| labels.next() != Some(&ignored));
+        }
         // That of a score which is no number is less than 0.
         let before = |limit: f32| places.iter().filter(|place| (0.0..limit).contains(*place)).count() as f64;
-        [total, samples, before(1.0), before(5.0)]
+        [total, counted, places.len() as f64, before(1.0), before(5.0)]
     }
 }

@@ -3,6 +3,7 @@
 use super::ahead::Ahead;
 use super::by_shard::ByShard;
 use super::deal::{Deal, Wanted};
+use super::evaluate::has_accuracy;
 use super::owed::Owed;
 use super::precision::Found;
 use super::settle::Standing;
@@ -16,9 +17,9 @@ use crate::event::Event;
 use crate::worker::Worker;
 use phalanx_comm::{Group, Rank, ReduceOp};
 use phalanx_data::{Batch, Dataset, Loader, Order, Supply, Target};
-use phalanx_nn::{Average, Ctx, Module, Moment, Parameters};
+use phalanx_nn::{Average, Ctx, Loss, Module, Moment, Parameters};
 use phalanx_parallel::{Pass, PassLoss, Strategy, Sync};
-use phalanx_tensor::{Device, Later, autocast};
+use phalanx_tensor::{Device, Later, Tensor, autocast};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -42,8 +43,10 @@ pub(super) struct Run<'a> {
 
 /// What the making of a step's gradients leaves beside them.
 pub(super) struct Made {
-    /// This rank's part of the loss, as far as it is known.
+    /// This rank's part of the loss, as far as it is known: of a mean over all labels, whatever they count.
     pub(super) loss: ByShard<1>,
+    /// The share that counts of all ranks' labels: the loss divided by it is the one that was asked for.
+    pub(super) counted: f64,
     /// The rest.
     pub(super) owed: Owed,
     /// The norm of the gradients before they are cut by it, if they are and it isn't owed.
@@ -55,6 +58,26 @@ pub(super) struct Made {
     /// How long it waited for them, and then for the gradients of the other ranks.
     pub(super) input: Duration,
     pub(super) comm: Duration,
+}
+
+/// What a pass of a step leaves.
+struct PassMade {
+    /// Its share in the samples of the step.
+    share: f64,
+    /// That of what its labels count in all labels of the step.
+    counted: f64,
+    /// The mean over its labels.
+    loss: PassLoss,
+}
+
+/// The share of these labels that counts. Those that a device has made lie there alone.
+fn counted(loss: &Loss, labels: &[i64], target: &Tensor) -> f64 {
+    if !loss.weighs() || target.count() == 0 {
+        return 1.0;
+    }
+    let made = if labels.is_empty() { target.to_vec::<i64>() } else { Vec::new() };
+    let labels = if labels.is_empty() { &made } else { labels };
+    loss.counts(labels) / labels.len() as f64
 }
 
 /// What ranks tell each other after each step, of all of them together.
@@ -123,8 +146,7 @@ impl<'a> Run<'a> {
         }
         // What is watched is told by the test samples: training ones may be mixed.
         let watched = test.as_ref().unwrap_or(train);
-        let has_classes = matches!(watched.dataset().target(), Target::Classes(_));
-        if *watch == Watch::Accuracy && !(has_classes && trainer.loss.has_labels()) {
+        if *watch == Watch::Accuracy && !has_accuracy(watched.dataset(), &trainer.loss) {
             return Err(Error::NoAccuracy);
         }
         let strategy = strategy(trainer, &group, model, parameters, speaker)?;
@@ -241,7 +263,9 @@ impl<'a> Run<'a> {
     /// Makes the gradients of the next step, which takes one batch or several of `batches`; behind step `last` nobody wants any.
     ///
     /// The weight of each batch is its share in the samples of the whole step, so that the gradients are those of the mean
-    /// over all of them, also where an epoch ends with fewer or smaller batches.
+    /// over all of them, also where an epoch ends with fewer or smaller batches. Where some labels count more than others, that holds of
+    /// means over all labels ([`Loss::over_all`](phalanx_nn::Loss::over_all)), and what they count together, which is known once the batches
+    /// of all ranks are, divides the sum.
     pub(super) fn gradients(
         &mut self,
         batches: &mut Ahead,
@@ -253,6 +277,7 @@ impl<'a> Run<'a> {
         let passes = self.deal.passes_of(samples);
         let (mut loss, mut used, mut input) = (ByShard::of(&*self.strategy), Used::default(), Duration::ZERO);
         let mut owed = Owed::new(self.may_owe() && self.trainer.on_nan != OnNan::Ignore);
+        let mut counts = ByShard::of(&*self.strategy);
         for pass in 0..passes {
             let (batch, waited) = batches.take();
             let Some(batch) = batch else { break };
@@ -260,7 +285,9 @@ impl<'a> Run<'a> {
             let (batch, sync) = (batch?, if pass + 1 == passes { Sync::Now } else { Sync::Later });
             used.add(Used::of(batch.sample_ids().iter().copied()));
             batches.want_another(pass + 1 < passes || progress.step + 1 < last);
-            let (share, made) = self.pass(batch, batches, progress, samples, sync)?;
+            let PassMade { share, counted, loss: made } =
+                self.pass(batch, batches, progress, samples, sync)?;
+            counts.add(pass, [counted]);
             owed.add((pass, passes), share, made, &mut loss);
             if !self.may_owe() {
                 owed.pay(&mut loss);
@@ -269,6 +296,7 @@ impl<'a> Run<'a> {
         }
         let since = Instant::now();
         self.strategy.finish(self.parameters)?;
+        let counted = self.count_labels(&counts, progress.step)?;
         let comm = since.elapsed();
         let found = self.unscale(progress)?;
         let clipped = match found {
@@ -285,7 +313,25 @@ impl<'a> Run<'a> {
             later => later.map(Later::item),
         };
         self.check_gradients(norm, progress, found)?;
-        Ok(Made { loss, owed, norm, found, used, input, comm })
+        Ok(Made { loss, counted, owed, norm, found, used, input, comm })
+    }
+
+    /// The share that counts of all ranks' labels, by which their gradients are divided; `own` is that of this rank's. Where all labels
+    /// count alike nobody is asked.
+    fn count_labels(&mut self, own: &ByShard<1>, step: u64) -> Result<f64, Error> {
+        if !self.trainer.loss.weighs() {
+            return Ok(1.0);
+        }
+        let [counted] = own.whole(&mut *self.strategy)?;
+        if counted > 0.0 {
+            self.strategy.multiply_gradients(self.parameters, (1.0 / counted) as f32);
+            return Ok(counted);
+        }
+        match self.trainer.on_nan {
+            OnNan::Loss | OnNan::Stop => Err(Error::NoLabelCounts { step }),
+            // Its gradients are zeros.
+            OnNan::Ignore => Ok(1.0),
+        }
     }
 
     /// Whether a step may be given to a GPU before anyone has looked at its loss. Where ranks make it together, each says that it has
@@ -295,8 +341,7 @@ impl<'a> Run<'a> {
         self.world_size() == 1 && *on_nan != OnNan::Stop && !precision.is_scaled()
     }
 
-    /// One forward and backward pass of a step of so many samples; gives its share in these and the mean loss. Meanwhile the batch after it
-    /// is taken.
+    /// One forward and backward pass of a step of so many samples. Meanwhile the batch after it is taken.
     fn pass(
         &mut self,
         mut batch: Batch,
@@ -304,18 +349,19 @@ impl<'a> Run<'a> {
         progress: &Progress,
         samples: usize,
         sync: Sync,
-    ) -> Result<(f64, PassLoss), Error> {
+    ) -> Result<PassMade, Error> {
         self.bad_images += batch.skipped();
         let share = batch.len() as f64 / samples as f64;
         let scale = self.loss_scale(progress).map_or(1.0, |scale| scale.factor);
         let device = self.worker.device();
         let [input, target] = batch.take_tensors(device);
+        let counted = share * counted(&self.trainer.loss, batch.labels(), &target);
         let ctx = Ctx::train(self.trainer.seed, progress.step, Arc::clone(batch.sample_ids()));
         let ctx = if self.deal.is_usual(samples) { ctx } else { ctx.one_off() };
         let pass = Pass {
             model: self.model,
             parameters: self.parameters,
-            loss: self.trainer.loss.clone(),
+            loss: self.trainer.loss.over_all(),
             input,
             target,
             ctx,
@@ -323,7 +369,8 @@ impl<'a> Run<'a> {
             sync,
         };
         let products = self.trainer.precision.products();
-        Ok((share, autocast(products, || self.strategy.pass_ahead(&pass, &mut || batches.look()))?))
+        let loss = autocast(products, || self.strategy.pass_ahead(&pass, &mut || batches.look()))?;
+        Ok(PassMade { share, counted, loss })
     }
 
     /// What the loss of the next step is scaled by, if it is.
@@ -419,6 +466,7 @@ impl<'a> Run<'a> {
         let words: ByShard<{ 6 + WORDS }> =
             made.loss.beside([asked, drain, limit, change, overflow, samples, high, low]);
         let [loss, asked, drain, limit, change, overflow, used @ ..] = words.whole(&mut *self.strategy)?;
+        let loss = loss / made.counted;
         let (used, stop): ([f64; WORDS], _) = (used, Interruption::of_words([asked, drain, limit]));
         let (change, overflow) = (change > 0.0, overflow > 0.0);
         Ok(Tally { stop, change, overflow, loss, used: Used::from_words(used) })
@@ -428,7 +476,7 @@ impl<'a> Run<'a> {
     pub(super) fn exchange_between_steps(&mut self) -> Result<Tally, Error> {
         let (loss, none) = (ByShard::of(&*self.strategy), Duration::ZERO);
         let (owed, norm, found, used) = (Owed::default(), None, Found::Numbers, Used::default());
-        self.exchange(&Made { loss, owed, norm, found, used, input: none, comm: none })
+        self.exchange(&Made { loss, counted: 1.0, owed, norm, found, used, input: none, comm: none })
     }
 }
 

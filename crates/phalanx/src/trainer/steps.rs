@@ -5,7 +5,7 @@
 
 use super::alike;
 use super::by_shard::ByShard;
-use super::evaluate::evaluate;
+use super::evaluate::{evaluate, foretells_words};
 use super::owed::Owed;
 use super::precision::Found;
 use super::rebuild::{self, Beginning, Newest, Own};
@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::event::{Concluded, Event, Observer};
 use crate::worker::Worker;
 use phalanx_comm::{Group, Rank};
-use phalanx_data::{Input, Target};
+use phalanx_data::Input;
 use phalanx_job::Section;
 use phalanx_nn::{Average, Module, Parameters, Plateaued};
 use phalanx_parallel::{Here, Strategy};
@@ -96,6 +96,8 @@ struct MadeStep {
     told: Event,
     is_wanted: bool,
     loss: ByShard<1>,
+    /// See [`Made::counted`](super::run::Made::counted).
+    counted: f64,
     owed: Owed,
     /// Whether no other step was begun since.
     is_newest: bool,
@@ -512,8 +514,7 @@ impl<'a> Course<'a> {
         let skipped = run.skipped()?;
         drop(evaluation);
         let dataset = run.train.dataset();
-        let is_sequence = matches!(dataset.target(), Target::Sequence { .. });
-        let of_labels = self.evaluation.filter(|_| is_sequence).map(|e| e.loss);
+        let of_labels = self.evaluation.filter(|_| foretells_words(dataset)).map(|e| e.loss);
         // Labels may be other things than the bytes of a text.
         let of_bytes = of_labels.filter(|_| dataset.input() == Input::Ids(BYTES));
         let told = Event::Epoch {
@@ -623,9 +624,10 @@ impl<'a> Course<'a> {
             let is_owed = made.owed.is_any();
             // The step before, while the GPU makes this one.
             self.look(run)?;
-            let (loss, owed) = (made.loss, made.owed);
+            let (loss, counted, owed) = (made.loss, made.counted, made.owed);
             let is_newest = true;
-            self.made = Some(MadeStep { step, start: step_start, told, is_wanted, loss, owed, is_newest });
+            self.made =
+                Some(MadeStep { step, start: step_start, told, is_wanted, loss, counted, owed, is_newest });
             if !is_owed {
                 self.look(run)?;
             }
@@ -651,10 +653,10 @@ impl<'a> Course<'a> {
     /// Waits for what is owed of the last step's loss, and tells of the step.
     fn look(&mut self, run: &Run<'_>) -> Result<(), Error> {
         let Some(made) = self.made.take() else { return Ok(()) };
-        let MadeStep { step, start, mut told, is_wanted, mut loss, mut owed, is_newest } = made;
+        let MadeStep { step, start, mut told, is_wanted, mut loss, counted, mut owed, is_newest } = made;
         let is_owed = owed.is_any();
         owed.pay(&mut loss);
-        let [own] = loss.own();
+        let own = loss.own()[0] / counted;
         let owed_norm = owed.pay_norm();
         if is_owed {
             run.check_loss(own, step, is_newest)?;

@@ -4,7 +4,7 @@ use crate::fake::fake;
 use crate::{RULE, gpu};
 use phalanx::comm::Group;
 use phalanx::data::{BatchBuffers, Dataset, Result, Target};
-use phalanx::nn::{Linear, Loss};
+use phalanx::nn::{Linear, Loss, WeightedCrossEntropy};
 use phalanx::{Evaluation, Event, Observer, Precision, Trainer, Worker};
 use phalanx_fake_cuda::FakeCuda;
 use std::sync::{Arc, Mutex};
@@ -47,9 +47,8 @@ impl Observer for Nobody {
     fn event(&mut self, _: &Event) {}
 }
 
-fn evaluated(worker: &Worker, precision: Precision, test: Rows) -> Evaluation {
-    let loss = Loss::CrossEntropy { label_smoothing: 0.0 };
-    let trainer = Trainer { loss, batch_size: 4, precision, ..Trainer::default() };
+fn evaluated(worker: &Worker, loss: &Loss, precision: Precision, test: Rows) -> Evaluation {
+    let trainer = Trainer { loss: loss.clone(), batch_size: 4, precision, ..Trainer::default() };
     let (train, mut net) = (Arc::new(Rows(64, None)), Linear::new(3, 7));
     let trained = trainer.fit(worker, &mut net, RULE, train, Some(Arc::new(test)), &mut Nobody).unwrap();
     trained.evaluation.unwrap()
@@ -58,13 +57,21 @@ fn evaluated(worker: &Worker, precision: Precision, test: Rows) -> Evaluation {
 #[test]
 fn a_gpu_is_given_the_next_batches_before_anyone_waits_for_what_one_came_to() {
     const SAMPLES: usize = 5_500;
-    for (seed, precision, off) in [(1, Precision::Float32, 1e-5), (2, Precision::Bfloat16, 2e-2)] {
+    let plain = Loss::CrossEntropy { label_smoothing: 0.0 };
+    let weights = (1..=7).map(|class| 0.5 * class as f32).collect();
+    let weighted = WeightedCrossEntropy { weights, ignored: Some(3), ..WeightedCrossEntropy::default() };
+    let weighted = Loss::WeightedCrossEntropy(weighted);
+    for (seed, loss, precision, off) in [
+        (1, &plain, Precision::Float32, 1e-5),
+        (2, &plain, Precision::Bfloat16, 2e-2),
+        (3, &weighted, Precision::Float32, 1e-5),
+    ] {
         let Some(fake) = fake() else { return };
         fake.seed(seed);
         let (fake, seen) = (Arc::new(fake), Seen::default());
-        let want = evaluated(&Worker::alone(1), precision, Rows(SAMPLES, None));
+        let want = evaluated(&Worker::alone(1), loss, precision, Rows(SAMPLES, None));
         let worker = Worker::with_device(Group::solo(), gpu(&fake));
-        let got = evaluated(&worker, precision, Rows(SAMPLES, Some((fake.clone(), seen.clone()))));
+        let got = evaluated(&worker, loss, precision, Rows(SAMPLES, Some((fake.clone(), seen.clone()))));
         let of = |e: &Evaluation| [e.loss, e.accuracy.unwrap(), e.top5.unwrap()];
         for (got, want) in of(&got).into_iter().zip(of(&want)) {
             assert!((got - want).abs() <= off, "{got} of a GPU, {want} of a CPU");

@@ -345,7 +345,8 @@ fn replayed_passes_have_the_bits_of_passes_that_are_made() {
 fn losses_that_are_made_of_other_operations_are_replayed() {
     let Some(fake) = fake() else { return };
     let weights = (1..=10).map(|class| 0.25 * class as f32).collect();
-    let weighted = WeightedCrossEntropy { label_smoothing: 0.1, weights, ignored: Some(3) };
+    let weighted =
+        WeightedCrossEntropy { label_smoothing: 0.1, weights, ignored: Some(3), ..Default::default() };
     let own = Loss::own(|output, labels| {
         let (likeliest, _) = output.topk(2, 1);
         let rows = output.log_softmax(1).gather(1, &labels.unsqueeze(1)).squeeze(1);
