@@ -142,3 +142,18 @@ extern "C" __global__ void average_pool_gradient(const T *grad, T *out, Window w
         put(out + i, made<FEW>([&](int j) { return stored(sum.of[j]); }));
     });
 }
+
+// Sums of elements along the middle of `x` (outer, size, inner): each row of the table (to, width) has the first that counts for an element
+// of `out` (outer, to, inner), and what that one and those behind it count. What counts nothing isn't looked at. `n` elements in all.
+extern "C" __global__ void resample(const T *x, const float *table, T *out, i64 n, i64 size, i64 to, i64 inner, i64 width) {
+    for (i64 i = first_element(); i < n; i += all_threads()) {
+        const i64 row = i / inner, line = row / to;
+        const float *sum_of = table + (row - line * to) * width;
+        const T *from = x + (line * size + (i64)sum_of[0]) * inner + (i - row * inner);
+        float sum = 0.0f;
+        for (i64 k = 1; k < width; k++) {
+            if (sum_of[k] != 0.0f) sum += sum_of[k] * wide(from[(k - 1) * inner]);
+        }
+        out[i] = stored(sum);
+    }
+}

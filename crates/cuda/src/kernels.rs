@@ -361,6 +361,7 @@ pub const KERNELS: &[Kernel] = &[
     pooling("max_pool_gradient", &[R, R, W, WINDOW, N]),
     pooling("average_pool", &[R, W, WINDOW, N, N]),
     pooling("average_pool_gradient", &[R, W, WINDOW, N, N]),
+    pooling("resample", &[R, R, W, N, N, N, N, N]),
     random("uniform", &[W, N, N, D, D, F, N]),
     random("fill_normal", &[W, N, N, D, N]),
     random("normal", &[W, N, N, D, D, N]),

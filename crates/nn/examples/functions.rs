@@ -9,7 +9,7 @@ use phalanx_nn::{
     Conv1d, ConvTranspose2d, Ctx, GroupNorm, Gru, Lstm, Module, Parameters, RecurrentConfig, RmsNorm,
     TransformerEncoderLayer, TransformerLayerConfig,
 };
-use phalanx_tensor::{DType, Device, Keep, Philox, Tensor};
+use phalanx_tensor::{DType, Device, Interpolation, Keep, Philox, Tensor};
 use std::time::Instant;
 
 /// Calls before times count, and calls of which the median is taken.
@@ -108,6 +108,13 @@ fn main() {
     b.op("attention", qkv, |x| x.self_attention(8, None, None));
     b.op("attention masked", qkv, |x| x.self_attention(8, Some(&seen), None));
     b.op("attention causal", qkv, |x| x.causal_attention(8, None));
+    let images = &[4, 32, 64, 64];
+    b.op("bilinear", images, |x| x.interpolate(&[128, 128], Interpolation::Linear { align_corners: false }));
+    b.op("bicubic", images, |x| x.interpolate(&[128, 128], Interpolation::Cubic { align_corners: false }));
+    b.op("nearest", images, |x| x.interpolate(&[128, 128], Interpolation::Nearest));
+    b.op("bilinear smaller", images, |x| {
+        x.interpolate(&[32, 32], Interpolation::Linear { align_corners: false })
+    });
     b.op("flip", rows, |x| x.flip(1));
     b.op("cat", rows, |x| Tensor::cat(&[x; 4], 0));
     b.op("masked_fill", rows, |x| x.masked_fill(&x.gt(0.5), 1.0));

@@ -1,12 +1,12 @@
 //! Each layer and loss against PyTorch, forward and backward. `golden/layers.py` made the figures.
 
 use phalanx_nn::{
-    AvgPool1d, AvgPool2d, BatchNorm1d, Conv1d, Conv2d, ConvTranspose2d, Ctx, Dropout, Dropout2d, Elu,
-    Embedding, Flatten, Gelu, GroupNorm, Gru, Init, LayerNorm, LeakyRelu, Linear, LogSoftmax, Loss, Lstm,
-    MaxPool1d, MaxPool2d, Module, Parameters, RecurrentConfig, Relu, RmsNorm, Sequential, Sigmoid, Silu,
-    Softplus, Tanh, Upsample, Weights, module,
+    AvgPool1d, AvgPool2d, BatchNorm1d, Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Ctx, Dropout,
+    Dropout2d, Elu, Embedding, Flatten, Gelu, GroupNorm, Gru, Init, LayerNorm, LeakyRelu, Linear, LogSoftmax,
+    Loss, Lstm, MaxPool1d, MaxPool2d, Module, PRelu, Parameters, RecurrentConfig, Relu, RmsNorm, Sequential,
+    Sigmoid, Silu, Softplus, Tanh, Upsample, Visitor, Weights, module,
 };
-use phalanx_tensor::{DType, Device, Philox, PoolOptions, Shape, Tensor};
+use phalanx_tensor::{DType, Device, Interpolation, Philox, PoolOptions, Shape, Tensor};
 use serde_json::Value;
 
 /// Rounding of float32 sums of up to a hundred products of numbers of about 1.
@@ -72,6 +72,17 @@ fn check_in(device: &Device, name: &str, mut module: impl Module, mut ctx: Ctx) 
     }
 }
 
+/// Images of this size.
+struct Resized([usize; 2], Interpolation);
+
+impl Module for Resized {
+    fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
+        x.interpolate(&self.0, self.1)
+    }
+
+    fn visit(&mut self, _: &mut Visitor<'_>) {}
+}
+
 #[test]
 fn layers_compute_what_pytorch_computes() {
     let device = Device::cpu(2);
@@ -116,7 +127,32 @@ fn layers_of_sequences_and_transposed_ones_compute_what_pytorch_computes() {
     check(&device, "conv_transpose_without_bias", without);
     check(&device, "max_pool1d", MaxPool1d::new(3).stride(2).padding(1));
     check(&device, "avg_pool1d", AvgPool1d::new(3).stride(2).padding(1));
-    check(&device, "upsample", Upsample(2));
+    check(&device, "upsample", Upsample::new(2));
+    let [edges, corners] = [false, true];
+    for (name, size, how) in [
+        ("bilinear", [5, 8], Interpolation::Linear { align_corners: edges }),
+        ("bilinear_to_corners", [4, 7], Interpolation::Linear { align_corners: corners }),
+        ("bicubic", [7, 3], Interpolation::Cubic { align_corners: edges }),
+        ("bicubic_to_corners", [6, 6], Interpolation::Cubic { align_corners: corners }),
+        ("area", [2, 5], Interpolation::Area),
+    ] {
+        check(&device, name, Resized(size, how));
+    }
+    for name in ["linear_of_sequences", "trilinear"] {
+        let scale = if name == "trilinear" { 2 } else { 3 };
+        check(&device, name, Upsample::new(scale).mode(Interpolation::Linear { align_corners: edges }));
+    }
+    let rows = Conv2d::new(2, 3, [1, 3]).stride([2, 1]).padding([0, 2]).dilation([1, 2]);
+    check(&device, "conv_of_rows", rows);
+    let columns = ConvTranspose2d::new(2, 3, [3, 2]).stride([2, 1]).padding([1, 0]).output_padding([1, 0]);
+    check(&device, "conv_transpose_of_columns", columns);
+    check(&device, "max_pool_of_rows", MaxPool2d::new([1, 3]).stride([2, 1]));
+    check(&device, "conv_transpose1d", ConvTranspose1d::new(3, 2, 3));
+    let all = ConvTranspose1d::new(4, 6, 3).stride(3).padding(2).output_padding(1).dilation(2).groups(2);
+    check(&device, "conv_transpose1d_all_options", all);
+    check(&device, "prelu", PRelu::new(1));
+    check(&device, "prelu_of_channels", PRelu::new(3));
+    check(&device, "embedding_with_padding", Embedding::new(6, 3).padding_idx(2));
     let training = || Ctx::train(0, 0, [0, 1].into());
     check_in(&device, "batch_norm1d", BatchNorm1d::new(3), training());
     check_in(&device, "batch_norm1d_of_sequences", BatchNorm1d::new(3), training());

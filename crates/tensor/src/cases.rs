@@ -8,8 +8,8 @@ pub mod edges;
 pub mod wide;
 
 use crate::{
-    ChannelStats, Conv2dOptions, CountPadding, DType, Device, DropoutKey, Keep, Philox, PoolOptions, Tensor,
-    Then, Toward, Within,
+    ChannelStats, Conv2dOptions, CountPadding, DType, Device, DropoutKey, Interpolation, Keep, Philox,
+    PoolOptions, Tensor, Then, Toward, Within,
 };
 
 /// Who checks.
@@ -46,7 +46,7 @@ pub fn random(like: &Tensor, shape: &[usize], stream: u64) -> Tensor {
 pub type Family<C> = (&'static str, fn(&C));
 
 /// Every family of operations.
-pub fn families<C: Check>() -> [Family<C>; 21] {
+pub fn families<C: Check>() -> [Family<C>; 22] {
     [
         ("arithmetic broadcasts", arithmetic_broadcasts),
         ("functions", functions),
@@ -57,6 +57,7 @@ pub fn families<C: Check>() -> [Family<C>; 21] {
         ("transposed convolutions", transposed_convolutions),
         ("recurrent layers", recurrent_layers),
         ("pooling", pooling),
+        ("interpolations", interpolations),
         ("softmaxes", softmaxes),
         ("losses", losses),
         ("choices", choices::choices),
@@ -276,6 +277,28 @@ pub fn pooling(c: &impl Check) {
     for size in [[1, 1], [2, 3], [4, 1]] {
         c.check(&[&[2, 2, 6, 7]], |x| x[0].adaptive_avg_pool2d(size));
     }
+}
+
+/// Images of another size, in each order of images and along other dimensions than theirs.
+pub fn interpolations(c: &impl Check) {
+    use Interpolation::{Area, Cubic, Linear, Nearest};
+    let [edges, corners] = [false, true];
+    for how in [Nearest, Area] {
+        c.check(&[&[2, 2, 3, 4]], |x| x[0].interpolate(&[7, 2], how));
+    }
+    for align_corners in [edges, corners] {
+        c.check(&[&[2, 2, 3, 4]], |x| x[0].interpolate(&[6, 8], Linear { align_corners }));
+        c.check(&[&[2, 2, 5, 3]], |x| {
+            in_pixels(&x[0]).interpolate(&[3, 7], Linear { align_corners }).square()
+        });
+        c.check(&[&[2, 3, 4, 5]], |x| x[0].interpolate(&[1, 9], Cubic { align_corners }));
+    }
+    c.check(&[&[3, 20]], |x| x[0].t().interpolate(&[45], Linear { align_corners: edges }));
+    c.check(&[&[2, 2, 3, 2, 4]], |x| x[0].interpolate(&[2, 5, 4], Linear { align_corners: edges }));
+    // Enough of them to be shared out, among lines and among rows.
+    c.check(&[&[1, 3, 8, 9]], |x| {
+        x[0].interpolate(&[64, 80], Linear { align_corners: edges }).sum(&[2], Keep::No)
+    });
 }
 
 /// Softmax and its logarithm, along each dimension.

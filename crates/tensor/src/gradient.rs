@@ -286,6 +286,12 @@ pub(crate) fn gradient(op: &Op, grad: &Tensor, saved: &Saved, wanted: &Wanted<'_
                 kernel::pooling::avg_pool_gradient(&grad, planes, padding, out);
             })])
         }
+        Op::Resample { from, dim } => {
+            let (grad, table) = (grad.dense(), value(saved, 0));
+            of([filled_in(grad.dense_order(), 0, &from, &|out| {
+                kernel::resample::resample(&grad, dim, table, out);
+            })])
+        }
         Op::Softmax { dim } | Op::LogSoftmax { dim } => {
             let form = if matches!(op, Op::Softmax { .. }) { Form::Softmax } else { Form::LogSoftmax };
             let (y, grad) = (value(saved, 0), grad.contiguous());

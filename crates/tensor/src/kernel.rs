@@ -78,6 +78,9 @@ kernels! {
         max_gradient(grad: &Tensor, index: &Tensor, dim: usize, out: &Tensor) on out;
         running_sums(x: &Tensor, dim: usize, toward: Toward, out: &Tensor) on out;
     }
+    resample of numbers {
+        resample(x: &Tensor, dim: usize, table: &Tensor, out: &Tensor) on out;
+    }
     softmax of numbers {
         softmax(form: Form, x: &Tensor, width: usize, out: &Tensor) on out;
         softmax_gradient(form: Form, y: &Tensor, grad: &Tensor, width: usize, out: &Tensor) on out;

@@ -69,6 +69,7 @@ pub use ops::choice::Comparand;
 pub use ops::dropout::{DropoutKey, Within};
 pub use ops::norm::{BatchNormed, ChannelStats, Running, SumOverBatch, Then};
 pub use ops::reduce::{Keep, Toward};
+pub use ops::resample::Interpolation;
 pub use ops::samples::{Border, SampleImages, SampleOrder};
 pub use phalanx_cuda::{AbsentGpu, DebugSync, Error, GpuOptions};
 pub use phalanx_memory::{Spare, bring_in};

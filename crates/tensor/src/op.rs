@@ -88,6 +88,8 @@ pub(crate) enum Op {
     MaxPool2d { from: Shape, order: Order, options: PoolOptions },
     /// Mean of each window.
     AvgPool2d { from: Shape, options: PoolOptions, padding: CountPadding },
+    /// Sums of elements along `dim` by a table; saves the table turned round.
+    Resample { from: Shape, dim: usize },
     /// Softmax along `dim`; saves the output.
     Softmax { dim: usize },
     /// Logarithm of softmax along `dim`; saves the output.

@@ -9,6 +9,7 @@
 //! ```
 
 use crate::module::{Ctx, Module, Visitor};
+use crate::param::{Init, Param};
 use phalanx_tensor::Tensor;
 
 /// One row a layer: its doc, its name, what it does to a tensor.
@@ -56,4 +57,42 @@ impl Module for Elu {
     }
 
     fn visit(&mut self, _: &mut Visitor<'_>) {}
+}
+
+/// x where it is above 0, and elsewhere a multiple of it that is learned: one for all, or one a channel of (N, C, ...). Parameter `weight`
+/// (channels), starting at 0.25.
+///
+/// ```
+/// use phalanx_nn::{Ctx, Module, PRelu, Parameters};
+/// use phalanx_tensor::{Device, Tensor};
+///
+/// let device = Device::cpu(1);
+/// let mut layer = PRelu::new(2);
+/// let _parameters = Parameters::build(&mut layer, &device, 0);
+/// let x = Tensor::from_slice(&device, &[-1.0f32, 2.0], [1, 2]);
+/// assert_eq!(layer.forward(&x, &mut Ctx::eval()).to_vec::<f32>(), [-0.25, 2.0]);
+/// ```
+pub struct PRelu {
+    weight: Param,
+}
+
+impl PRelu {
+    /// With so many multiples: 1, or one a channel.
+    pub fn new(channels: usize) -> PRelu {
+        PRelu { weight: Param::new([channels], Init::Constant(0.25)) }
+    }
+}
+
+impl Module for PRelu {
+    /// To the same shape.
+    fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
+        // As many dimensions of 1 behind the channels as there are.
+        let mut by = vec![1; x.dims().len().saturating_sub(1).max(1)];
+        by[0] = self.weight.count();
+        x.relu() - x.neg().relu() * self.weight.reshape(by.as_slice())
+    }
+
+    fn visit(&mut self, v: &mut Visitor<'_>) {
+        v.param("weight", &mut self.weight);
+    }
 }

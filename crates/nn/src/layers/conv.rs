@@ -1,12 +1,13 @@
 //! Convolutions of images and of sequences, and transposed ones, which make larger images of small ones.
 
+use crate::layers::pair::Pair;
 use crate::module::{Ctx, Module, Visitor};
 use crate::param::{Init, Param};
 use crate::seam::Seam;
 use phalanx_tensor::{Conv2dOptions, Tensor};
 
-/// Convolution of (N, C, H, W) images with square kernels. Parameters `weight` (outputs, inputs / groups, k, k) and `bias`
-/// (outputs), both starting evenly in +-1 / sqrt(inputs / groups * k * k).
+/// Convolution of (N, C, H, W) images with kernels of h x w pixels. Parameters `weight` (outputs, inputs / groups, h, w) and `bias`
+/// (outputs), both starting evenly in +-1 / sqrt(inputs / groups * h * w).
 ///
 /// ```
 /// use phalanx_nn::{Ctx, Conv2d, Module, Parameters};
@@ -25,21 +26,20 @@ pub struct Conv2d {
     init: Option<Init>,
     options: Conv2dOptions,
     channels: [usize; 2],
-    kernel: usize,
     seam: Seam,
 }
 
 impl Conv2d {
     /// A layer with a bias, stride 1 and no padding.
-    pub fn new(inputs: usize, outputs: usize, kernel: usize) -> Conv2d {
-        let init = Init::fan_in(inputs * kernel * kernel);
+    pub fn new(inputs: usize, outputs: usize, kernel: impl Pair) -> Conv2d {
+        let [h, w] = kernel.pair();
+        let init = Init::fan_in(inputs * h * w);
         Conv2d {
-            weight: weight([outputs, inputs, kernel, kernel], init, 1),
+            weight: weight([outputs, inputs, h, w], init, 1),
             bias: Some(Param::new([outputs], init)),
             init: None,
             options: Conv2dOptions::default(),
             channels: [inputs, outputs],
-            kernel,
             seam: Seam::default(),
         }
     }
@@ -57,20 +57,20 @@ impl Conv2d {
     }
 
     /// The same layer, moving `stride` pixels from one output to the next.
-    pub fn stride(mut self, stride: usize) -> Conv2d {
-        self.options.stride = [stride, stride];
+    pub fn stride(mut self, stride: impl Pair) -> Conv2d {
+        self.options.stride = stride.pair();
         self
     }
 
     /// The same layer with `padding` zeros on every side of the image.
-    pub fn padding(mut self, padding: usize) -> Conv2d {
-        self.options.padding = [padding, padding];
+    pub fn padding(mut self, padding: impl Pair) -> Conv2d {
+        self.options.padding = padding.pair();
         self
     }
 
     /// The same layer with `dilation` pixels from one tap of the kernel to the next.
-    pub fn dilation(mut self, dilation: usize) -> Conv2d {
-        self.options.dilation = [dilation, dilation];
+    pub fn dilation(mut self, dilation: impl Pair) -> Conv2d {
+        self.options.dilation = dilation.pair();
         self
     }
 
@@ -78,9 +78,10 @@ impl Conv2d {
     #[track_caller]
     pub fn groups(mut self, groups: usize) -> Conv2d {
         let [inputs, outputs] = self.channels;
+        let &[_, _, h, w] = self.weight.shape.dims() else { unreachable!("as `new` made it") };
         check_groups("Conv2d", [inputs, outputs], groups);
-        let (k, init) = (self.kernel, Init::fan_in(inputs / groups * self.kernel * self.kernel));
-        self.weight = weight([outputs, inputs / groups, k, k], self.init.unwrap_or(init), groups);
+        let init = Init::fan_in(inputs / groups * h * w);
+        self.weight = weight([outputs, inputs / groups, h, w], self.init.unwrap_or(init), groups);
         self.bias = self.bias.map(|_| Param::new([outputs], init));
         self.options.groups = groups;
         self.seam.groups = if groups > 1 { groups } else { 0 };
@@ -202,8 +203,8 @@ impl Module for Conv1d {
     }
 }
 
-/// Transposed convolution of (N, C, H, W) images with square kernels: each pixel adds a kernel times itself to the pixels around it.
-/// Parameters `weight` (inputs, outputs / groups, k, k) and `bias` (outputs), both starting evenly in +-1 / sqrt(outputs / groups * k * k),
+/// Transposed convolution of (N, C, H, W) images with kernels of h x w pixels: each pixel adds a kernel times itself to the pixels around it.
+/// Parameters `weight` (inputs, outputs / groups, h, w) and `bias` (outputs), both starting evenly in +-1 / sqrt(outputs / groups * h * w),
 /// as PyTorch's do.
 ///
 /// ```
@@ -225,10 +226,11 @@ pub struct ConvTranspose2d {
 
 impl ConvTranspose2d {
     /// A layer with a bias, stride 1 and no padding.
-    pub fn new(inputs: usize, outputs: usize, kernel: usize) -> ConvTranspose2d {
+    pub fn new(inputs: usize, outputs: usize, kernel: impl Pair) -> ConvTranspose2d {
+        let weight = transposed_weight([inputs, outputs], kernel.pair(), 1);
         ConvTranspose2d {
-            weight: transposed_weight([inputs, outputs], kernel, 1),
-            bias: Some(Param::new([outputs], Init::fan_in(outputs * kernel * kernel))),
+            bias: Some(Param::new([outputs], weight.init)),
+            weight,
             options: Conv2dOptions::default(),
             more: [0, 0],
         }
@@ -240,36 +242,36 @@ impl ConvTranspose2d {
     }
 
     /// The same layer, whose pixels come to lie `stride` apart.
-    pub fn stride(mut self, stride: usize) -> ConvTranspose2d {
-        self.options.stride = [stride, stride];
+    pub fn stride(mut self, stride: impl Pair) -> ConvTranspose2d {
+        self.options.stride = stride.pair();
         self
     }
 
     /// The same layer, whose images lose `padding` pixels on every side.
-    pub fn padding(mut self, padding: usize) -> ConvTranspose2d {
-        self.options.padding = [padding, padding];
+    pub fn padding(mut self, padding: impl Pair) -> ConvTranspose2d {
+        self.options.padding = padding.pair();
         self
     }
 
     /// The same layer, whose images get `more` rows and columns at the bottom and on the right: less than the stride.
-    pub fn output_padding(mut self, more: usize) -> ConvTranspose2d {
-        self.more = [more, more];
+    pub fn output_padding(mut self, more: impl Pair) -> ConvTranspose2d {
+        self.more = more.pair();
         self
     }
 
     /// The same layer with `dilation` pixels from one tap of the kernel to the next.
-    pub fn dilation(mut self, dilation: usize) -> ConvTranspose2d {
-        self.options.dilation = [dilation, dilation];
+    pub fn dilation(mut self, dilation: impl Pair) -> ConvTranspose2d {
+        self.options.dilation = dilation.pair();
         self
     }
 
     /// The same layer with its channels in `groups` that don't see each other. Panics if the channels don't divide.
     #[track_caller]
     pub fn groups(mut self, groups: usize) -> ConvTranspose2d {
-        let &[inputs, held, kernel, _] = self.weight.shape.dims() else { unreachable!("as `new` made it") };
+        let &[inputs, held, h, w] = self.weight.shape.dims() else { unreachable!("as `new` made it") };
         let outputs = held * self.options.groups;
         check_groups("ConvTranspose2d", [inputs, outputs], groups);
-        self.weight = transposed_weight([inputs, outputs], kernel, groups);
+        self.weight = transposed_weight([inputs, outputs], [h, w], groups);
         self.bias = self.bias.map(|_| Param::new([outputs], self.weight.init));
         self.options.groups = groups;
         self
@@ -277,16 +279,106 @@ impl ConvTranspose2d {
 }
 
 /// Kernels lie as the convolution the other way works on them.
-fn transposed_weight([inputs, outputs]: [usize; 2], kernel: usize, groups: usize) -> Param {
-    let init = Init::fan_in(outputs / groups * kernel * kernel);
+fn transposed_weight([inputs, outputs]: [usize; 2], [h, w]: [usize; 2], groups: usize) -> Param {
+    let init = Init::fan_in(outputs / groups * h * w);
     let order = Conv2dOptions::kernel_order([outputs, inputs], groups);
-    Param::new([inputs, outputs / groups, kernel, kernel], init).in_order(order)
+    Param::new([inputs, outputs / groups, h, w], init).in_order(order)
 }
 
 impl Module for ConvTranspose2d {
     /// (N, inputs, H, W) to (N, outputs, H', W').
     fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
         x.conv_transpose2d(&self.weight, self.bias.as_deref(), self.options, self.more)
+    }
+
+    fn visit(&mut self, v: &mut Visitor<'_>) {
+        v.param("weight", &mut self.weight);
+        if let Some(bias) = &mut self.bias {
+            v.param("bias", bias);
+        }
+    }
+}
+
+/// Transposed convolution of (N, C, L) sequences. Parameters `weight` (inputs, outputs / groups, k) and `bias` (outputs), both starting evenly
+/// in +-1 / sqrt(outputs / groups * k). It is done as one of images that are one pixel high.
+///
+/// ```
+/// use phalanx_nn::{ConvTranspose1d, Ctx, Module, Parameters};
+/// use phalanx_tensor::{DType, Device, Tensor};
+///
+/// let device = Device::cpu(1);
+/// let mut twice = ConvTranspose1d::new(8, 3, 4).stride(2).padding(1);
+/// let _parameters = Parameters::build(&mut twice, &device, 0);
+/// let x = Tensor::ones(&device, [2, 8, 16], DType::F32);
+/// assert_eq!(twice.forward(&x, &mut Ctx::eval()).dims(), [2, 3, 32]);
+/// ```
+pub struct ConvTranspose1d {
+    weight: Param,
+    bias: Option<Param>,
+    options: Conv2dOptions,
+    more: usize,
+}
+
+impl ConvTranspose1d {
+    /// A layer with a bias, stride 1 and no padding.
+    pub fn new(inputs: usize, outputs: usize, kernel: usize) -> ConvTranspose1d {
+        let init = Init::fan_in(outputs * kernel);
+        ConvTranspose1d {
+            weight: Param::new([inputs, outputs, kernel], init),
+            bias: Some(Param::new([outputs], init)),
+            options: Conv2dOptions::default(),
+            more: 0,
+        }
+    }
+
+    /// The same layer without its bias.
+    pub fn without_bias(self) -> ConvTranspose1d {
+        ConvTranspose1d { bias: None, ..self }
+    }
+
+    /// The same layer, whose positions come to lie `stride` apart.
+    pub fn stride(mut self, stride: usize) -> ConvTranspose1d {
+        self.options.stride[1] = stride;
+        self
+    }
+
+    /// The same layer, whose sequences lose `padding` positions at both ends.
+    pub fn padding(mut self, padding: usize) -> ConvTranspose1d {
+        self.options.padding[1] = padding;
+        self
+    }
+
+    /// The same layer, whose sequences get `more` positions at the end: less than the stride.
+    pub fn output_padding(mut self, more: usize) -> ConvTranspose1d {
+        self.more = more;
+        self
+    }
+
+    /// The same layer with `dilation` positions from one tap of the kernel to the next.
+    pub fn dilation(mut self, dilation: usize) -> ConvTranspose1d {
+        self.options.dilation[1] = dilation;
+        self
+    }
+
+    /// The same layer with its channels in `groups` that don't see each other. Panics if the channels don't divide.
+    #[track_caller]
+    pub fn groups(mut self, groups: usize) -> ConvTranspose1d {
+        let &[inputs, held, kernel] = self.weight.shape.dims() else { unreachable!("as `new` made it") };
+        let outputs = held * self.options.groups;
+        check_groups("ConvTranspose1d", [inputs, outputs], groups);
+        let init = Init::fan_in(outputs / groups * kernel);
+        self.weight = Param::new([inputs, outputs / groups, kernel], init);
+        self.bias = self.bias.map(|_| Param::new([outputs], init));
+        self.options.groups = groups;
+        self
+    }
+}
+
+impl Module for ConvTranspose1d {
+    /// (N, inputs, L) to (N, outputs, L').
+    fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
+        let (x, weight, more) = (x.unsqueeze(2), self.weight.unsqueeze(2), [0, self.more]);
+        x.conv_transpose2d(&weight, self.bias.as_deref(), self.options, more).squeeze(2).contiguous()
     }
 
     fn visit(&mut self, v: &mut Visitor<'_>) {

@@ -19,13 +19,15 @@ use phalanx_tensor::Tensor;
 /// ```
 pub struct Embedding {
     weight: Param,
+    padding: Option<i64>,
     seam: Seam,
 }
 
 impl Embedding {
     /// A table of `rows` vectors of `width` numbers.
     pub fn new(rows: usize, width: usize) -> Embedding {
-        Embedding { weight: Param::new([rows, width], Init::Normal { std: 1.0 }), seam: Seam::default() }
+        let weight = Param::new([rows, width], Init::Normal { std: 1.0 });
+        Embedding { weight, padding: None, seam: Seam::default() }
     }
 
     /// The first rows of the table, or those of the stretch of so many that is here ([`Seam::stretch`]). Panics if there are fewer.
@@ -34,6 +36,12 @@ impl Embedding {
         let first = self.seam.positions(rows).start;
         let all = first == 0 && rows == self.weight.dims()[0];
         self.seam.leave(if all { self.weight.clone() } else { self.weight.narrow(0, first, rows) })
+    }
+
+    /// The same table, of which the row of this id, of what fills sequences up, learns nothing. It begins as the others do, where PyTorch's
+    /// `padding_idx` begins with zeros.
+    pub fn padding_idx(self, id: usize) -> Embedding {
+        Embedding { padding: Some(id as i64), ..self }
     }
 
     /// The same table with other first values.
@@ -46,9 +54,16 @@ impl Embedding {
 impl Module for Embedding {
     /// Ids, i64 of (...), to (..., width).
     fn forward(&self, ids: &Tensor, _: &mut Ctx) -> Tensor {
-        self.seam.leave(match self.seam.within {
+        let rows = match self.seam.within {
             None => self.weight.embedding(ids),
             Some(within) => self.weight.embedding_within(within, ids),
+        };
+        self.seam.leave(match self.padding {
+            Some(id) => {
+                let learns = ids.ne(id as f64).unsqueeze(ids.dims().len());
+                learns.where_cond(&rows, &rows.detach())
+            }
+            None => rows,
         })
     }
 

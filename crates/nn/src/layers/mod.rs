@@ -6,6 +6,7 @@ pub(crate) mod dropout;
 pub(crate) mod embedding;
 pub(crate) mod linear;
 pub(crate) mod norm;
+pub(crate) mod pair;
 pub(crate) mod pooling;
 pub(crate) mod recurrent;
 pub(crate) mod sequential;

@@ -1,7 +1,8 @@
 //! Pooling layers, and those that make images larger.
 
+use crate::layers::pair::Pair;
 use crate::module::{Ctx, Module, Visitor};
-use phalanx_tensor::{CountPadding, PoolOptions, Tensor};
+use phalanx_tensor::{CountPadding, Interpolation, PoolOptions, Tensor};
 
 /// The largest of each window.
 ///
@@ -16,20 +17,21 @@ use phalanx_tensor::{CountPadding, PoolOptions, Tensor};
 pub struct MaxPool2d(pub PoolOptions);
 
 impl MaxPool2d {
-    /// Windows of k x k that touch but don't overlap.
-    pub fn new(k: usize) -> MaxPool2d {
-        MaxPool2d(PoolOptions::square(k))
+    /// Windows of so many pixels that touch but don't overlap.
+    pub fn new(kernel: impl Pair) -> MaxPool2d {
+        let kernel = kernel.pair();
+        MaxPool2d(PoolOptions { kernel, stride: kernel, padding: [0, 0] })
     }
 
     /// The same layer, moving `stride` pixels from one window to the next.
-    pub fn stride(mut self, stride: usize) -> MaxPool2d {
-        self.0.stride = [stride, stride];
+    pub fn stride(mut self, stride: impl Pair) -> MaxPool2d {
+        self.0.stride = stride.pair();
         self
     }
 
     /// The same layer with `padding` pixels on every side that are never the largest.
-    pub fn padding(mut self, padding: usize) -> MaxPool2d {
-        self.0.padding = [padding, padding];
+    pub fn padding(mut self, padding: impl Pair) -> MaxPool2d {
+        self.0.padding = padding.pair();
         self
     }
 }
@@ -56,9 +58,22 @@ impl Module for MaxPool2d {
 pub struct AvgPool2d(pub PoolOptions);
 
 impl AvgPool2d {
-    /// Windows of k x k that touch but don't overlap.
-    pub fn new(k: usize) -> AvgPool2d {
-        AvgPool2d(PoolOptions::square(k))
+    /// Windows of so many pixels that touch but don't overlap.
+    pub fn new(kernel: impl Pair) -> AvgPool2d {
+        let kernel = kernel.pair();
+        AvgPool2d(PoolOptions { kernel, stride: kernel, padding: [0, 0] })
+    }
+
+    /// The same layer, moving `stride` pixels from one window to the next.
+    pub fn stride(mut self, stride: impl Pair) -> AvgPool2d {
+        self.0.stride = stride.pair();
+        self
+    }
+
+    /// The same layer with `padding` zeros on every side, which count.
+    pub fn padding(mut self, padding: impl Pair) -> AvgPool2d {
+        self.0.padding = padding.pair();
+        self
     }
 }
 
@@ -152,26 +167,43 @@ of_sequences! {
     AvgPool1d, |x, options| x.avg_pool2d(options, CountPadding::Yes);
 }
 
-/// Each pixel so many times in both directions (PyTorch's `Upsample(mode="nearest")`).
+/// Images, or sequences or volumes, that are so many times as large in each direction, as PyTorch's `Upsample(scale_factor=scale)`.
 ///
 /// ```
 /// use phalanx_nn::{Ctx, Module, Upsample};
-/// use phalanx_tensor::{Device, Tensor};
+/// use phalanx_tensor::{Device, Interpolation, Tensor};
 ///
 /// let x = Tensor::from_slice(&Device::cpu(1), &[1.0f32, 2.0], [1, 1, 1, 2]);
-/// let y = Upsample(2).forward(&x, &mut Ctx::eval());
+/// let y = Upsample::new(2).forward(&x, &mut Ctx::eval());
 /// assert_eq!(y.to_vec::<f32>(), [1.0, 1.0, 2.0, 2.0, 1.0, 1.0, 2.0, 2.0]);
+/// let bilinear = Upsample::new(2).mode(Interpolation::Linear { align_corners: false });
+/// assert_eq!(bilinear.forward(&x, &mut Ctx::eval()).to_vec::<f32>()[..4], [1.0, 1.25, 1.75, 2.0]);
 /// ```
-pub struct Upsample(pub usize);
+pub struct Upsample {
+    scale: usize,
+    mode: Interpolation,
+}
+
+impl Upsample {
+    /// So many times as large; each pixel is a copy of the nearest.
+    #[track_caller]
+    pub fn new(scale: usize) -> Upsample {
+        assert!(scale > 0, "Upsample: images {scale} times as large");
+        Upsample { scale, mode: Interpolation::Nearest }
+    }
+
+    /// With pixels made in another way.
+    pub fn mode(self, mode: Interpolation) -> Upsample {
+        Upsample { mode, ..self }
+    }
+}
 
 impl Module for Upsample {
-    /// (N, C, H, W) to (N, C, H times, W times).
+    /// (N, C, H, W) to (N, C, H scale, W scale), and likewise with one or three dimensions after the channels.
     fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
-        let (times, &[n, c, h, w]) = (self.0, x.dims()) else {
-            panic!("Upsample: images must be (N, C, H, W), got shape {}", x.shape())
-        };
-        let apart = x.reshape([n * c, h, 1, w, 1]).broadcast_to([n * c, h, times, w, times]);
-        apart.reshape([n, c, h * times, w * times])
+        assert!(x.dims().len() > 2, "Upsample: images must be (N, C, H, W), got shape {}", x.shape());
+        let sizes: Vec<usize> = x.dims()[2..].iter().map(|size| size * self.scale).collect();
+        x.interpolate(&sizes, self.mode)
     }
 
     fn visit(&mut self, _: &mut Visitor<'_>) {}

@@ -61,6 +61,10 @@ def rms_norm(width):
     return layer
 
 
+def resized(size, mode, align_corners=None):
+    return Function(lambda x: F.interpolate(x, size=size, mode=mode, align_corners=align_corners))
+
+
 image = lambda c, h, w: torch.randn(2, c, h, w)
 labels = torch.tensor([2, 0, 4, 2])
 soft = torch.rand(4, 5)
@@ -112,5 +116,24 @@ cases = {
     "lstm_all_options": case(First(nn.LSTM(3, 4, num_layers=2, bidirectional=True, batch_first=True)), torch.randn(2, 5, 3)),
     "gru": case(First(nn.GRU(3, 5, batch_first=True)), torch.randn(2, 4, 3)),
     "gru_all_options": case(First(nn.GRU(3, 4, num_layers=2, bidirectional=True, batch_first=True)), torch.randn(2, 5, 3)),
+    "bilinear": case(resized((5, 8), "bilinear"), image(2, 3, 4)),
+    "bilinear_to_corners": case(resized((4, 7), "bilinear", align_corners=True), image(2, 6, 3)),
+    "bicubic": case(resized((7, 3), "bicubic"), image(2, 3, 5)),
+    "bicubic_to_corners": case(resized((6, 6), "bicubic", align_corners=True), image(2, 4, 3)),
+    "area": case(resized((2, 5), "area"), image(2, 3, 4)),
+    "linear_of_sequences": case(nn.Upsample(scale_factor=3, mode="linear"), torch.randn(2, 3, 4)),
+    "trilinear": case(nn.Upsample(scale_factor=2, mode="trilinear"), torch.randn(1, 2, 2, 3, 2)),
+    "conv_of_rows": case(nn.Conv2d(2, 3, (1, 3), stride=(2, 1), padding=(0, 2), dilation=(1, 2)), image(2, 4, 5)),
+    "conv_transpose_of_columns": case(
+        nn.ConvTranspose2d(2, 3, (3, 2), stride=(2, 1), padding=(1, 0), output_padding=(1, 0)), image(2, 3, 4)
+    ),
+    "max_pool_of_rows": case(nn.MaxPool2d((1, 3), stride=(2, 1)), image(2, 4, 5)),
+    "conv_transpose1d": case(nn.ConvTranspose1d(3, 2, 3), torch.randn(2, 3, 4)),
+    "conv_transpose1d_all_options": case(
+        nn.ConvTranspose1d(4, 6, 3, stride=3, padding=2, output_padding=1, dilation=2, groups=2), torch.randn(2, 4, 4)
+    ),
+    "prelu": case(nn.PReLU(), torch.randn(3, 4)),
+    "prelu_of_channels": case(nn.PReLU(3), image(3, 2, 2)),
+    "embedding_with_padding": case(nn.Embedding(6, 3, padding_idx=2), torch.tensor([[1, 2], [2, 5]])),
 }
 print(json.dumps(dict(cases=cases, labels=labels.tolist(), soft=numbers(soft))))

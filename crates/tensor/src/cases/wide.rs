@@ -2,7 +2,7 @@
 //! that several blocks go over, sums in pieces. The numbers around each size of a way, and such as don't fit it, are among them.
 
 use super::{Check, in_pixels, labels};
-use crate::{Conv2dOptions, CountPadding, DType, DropoutKey, Keep, PoolOptions, Tensor, Then};
+use crate::{Conv2dOptions, CountPadding, DType, DropoutKey, Interpolation, Keep, PoolOptions, Tensor, Then};
 
 /// Elements and rows of many.
 pub fn rows_of_many_numbers(c: &impl Check) {
@@ -73,4 +73,6 @@ pub fn images_of_many_channels(c: &impl Check) {
     c.check(&[&[2, 16, 7, 6]], |x| x[0].max_pool2d(over));
     c.check(&[&[2, 16, 7, 6]], |x| x[0].avg_pool2d(over, CountPadding::No));
     c.check(&[&[2, 24, 6, 5]], |x| x[0].adaptive_avg_pool2d([1, 1]));
+    let between = Interpolation::Linear { align_corners: false };
+    c.check(&[&[2, 16, 6, 5]], |x| in_pixels(&x[0]).interpolate(&[12, 10], between));
 }

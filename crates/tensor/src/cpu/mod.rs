@@ -22,6 +22,7 @@ pub(crate) mod norm;
 pub(crate) mod pooling;
 pub(crate) mod recurrent;
 pub(crate) mod reduce;
+pub(crate) mod resample;
 pub(crate) mod samples;
 pub(crate) mod small_gemm;
 pub(crate) mod softmax;

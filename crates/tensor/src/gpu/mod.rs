@@ -28,6 +28,7 @@ pub(crate) mod pooling;
 mod random;
 pub(crate) mod recurrent;
 pub(crate) mod reduce;
+pub(crate) mod resample;
 pub(crate) mod samples;
 pub(crate) mod softmax;
 mod transfer;

@@ -7,6 +7,7 @@ use crate::dtype::DType;
 use crate::kernel;
 use crate::op::{Conv2dOptions, CountPadding, Op, PoolOptions};
 use crate::ops::reduce::Keep;
+use crate::ops::resample::Interpolation;
 use crate::ops::{keep, recorded};
 use crate::shape::{Order, Shape};
 use crate::tensor::Tensor;
@@ -132,17 +133,6 @@ impl Tensor {
     }
 }
 
-/// The means of `to` windows along a dimension, as PyTorch cuts them: window i goes from floor(i from / to) to ceil((i + 1) from / to).
-fn means(x: &Tensor, dim: usize, to: usize) -> Tensor {
-    let from = x.dims()[dim];
-    let window = |i: usize| i * from / to..((i + 1) * from).div_ceil(to);
-    let means: Vec<Tensor> = (0..to)
-        .map(window)
-        .map(|window| x.narrow(dim, window.start, window.len()).mean(&[dim], Keep::Yes))
-        .collect();
-    Tensor::cat(&means.iter().collect::<Vec<_>>(), dim)
-}
-
 impl Tensor {
     /// (N, C, H, W) images to (N, C, size) by means over windows that cover the image evenly, overlapping by a pixel where the
     /// sizes don't divide.
@@ -165,7 +155,7 @@ impl Tensor {
                 let options = PoolOptions { kernel: window, stride: window, padding: [0, 0] };
                 wide.avg_pool2d(options, CountPadding::Yes)
             }
-            false => means(&means(&wide, 3, columns), 2, rows),
+            false => wide.interpolate(&size, Interpolation::Area),
         };
         means.cast(self.dtype)
     }

@@ -15,6 +15,7 @@ pub(crate) mod matmul;
 pub(crate) mod norm;
 pub(crate) mod recurrent;
 pub(crate) mod reduce;
+pub(crate) mod resample;
 pub(crate) mod samples;
 pub(crate) mod softmax;
 pub(crate) mod transfer;
