@@ -41,7 +41,7 @@ def op(name, shape, f, parameters=()):
         with torch.no_grad():
             f(x)
 
-    print(f"{name:16} {median_ms(step):9.2f} {median_ms(forward):9.2f}", flush=True)
+    print(f"{name:40} {median_ms(step):9.2f} {median_ms(forward):9.2f}", flush=True)
 
 
 def layer(name, shape, module):
@@ -57,6 +57,20 @@ layer("group_norm", (32, 64, 32, 32), nn.GroupNorm(8, 64))
 layer("rms_norm", (4096, 512), nn.RMSNorm(512))
 layer("conv1d", (32, 64, 256), nn.Conv1d(64, 64, 5, padding=2))
 layer("conv_transpose", (32, 64, 16, 16), nn.ConvTranspose2d(64, 32, 4, stride=2, padding=1))
+for n in [1, 2, 3, 4, 6]:
+
+    def conv(inputs, outputs, size, name="", **how):
+        kernel = how.pop("kernel", 3)
+        layer(f"conv {inputs}-{outputs} of {size}{name}, batch {n}", (n, inputs, size, size), nn.Conv2d(inputs, outputs, kernel, **how))
+
+    conv(16, 16, 64, padding=1)
+    conv(64, 64, 64, padding=1)
+    conv(256, 256, 14, padding=1)
+    conv(512, 512, 7, padding=1)
+    conv(64, 128, 56, ", stride 2", stride=2, padding=1)
+    conv(64, 256, 56, ", kernel 1", kernel=1)
+    conv(32, 64, 28, ", kernel 5", kernel=5, padding=2)
+    conv(64, 64, 28, ", kernel 3 dilated", padding=2, dilation=2)
 rows = (4096, 512)
 targets = torch.rand(*rows)
 op("mse_loss", rows, lambda x: F.mse_loss(x, targets))

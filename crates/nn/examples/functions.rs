@@ -6,7 +6,7 @@
 //! ```
 
 use phalanx_nn::{
-    Conv1d, ConvTranspose2d, Ctx, GroupNorm, Gru, Lstm, Module, Parameters, RecurrentConfig, RmsNorm,
+    Conv1d, Conv2d, ConvTranspose2d, Ctx, GroupNorm, Gru, Lstm, Module, Parameters, RecurrentConfig, RmsNorm,
     TransformerEncoderLayer, TransformerLayerConfig,
 };
 use phalanx_tensor::{DType, Device, Interpolation, Keep, Philox, Tensor};
@@ -53,7 +53,7 @@ impl Bench {
         let (x, constant) = (self.input(shape).requires_grad(), self.input(shape));
         let step = median_ms(|| drop(f(&x).sum_all().backward()));
         let forward = median_ms(|| drop(f(&constant)));
-        println!("{name:16} {step:9.2} {forward:9.2}");
+        println!("{name:40} {step:9.2} {forward:9.2}");
     }
 }
 
@@ -76,6 +76,23 @@ fn main() {
     b.layer("rms_norm", &[4096, 512], RmsNorm::new(512));
     b.layer("conv1d", &[32, 64, 256], Conv1d::new(64, 64, 5).padding(2));
     b.layer("conv_transpose", &[32, 64, 16, 16], ConvTranspose2d::new(64, 32, 4).stride(2).padding(1));
+    for n in [1, 2, 3, 4, 6] {
+        let of = |name: &str, [inputs, outputs, size]: [usize; 3], layer: Conv2d| {
+            b.layer(
+                &format!("conv {inputs}-{outputs} of {size}{name}, batch {n}"),
+                &[n, inputs, size, size],
+                layer,
+            );
+        };
+        of("", [16, 16, 64], Conv2d::new(16, 16, 3).padding(1));
+        of("", [64, 64, 64], Conv2d::new(64, 64, 3).padding(1));
+        of("", [256, 256, 14], Conv2d::new(256, 256, 3).padding(1));
+        of("", [512, 512, 7], Conv2d::new(512, 512, 3).padding(1));
+        of(", stride 2", [64, 128, 56], Conv2d::new(64, 128, 3).stride(2).padding(1));
+        of(", kernel 1", [64, 256, 56], Conv2d::new(64, 256, 1));
+        of(", kernel 5", [32, 64, 28], Conv2d::new(32, 64, 5).padding(2));
+        of(", kernel 3 dilated", [64, 64, 28], Conv2d::new(64, 64, 3).padding(2).dilation(2));
+    }
     let rows = &[4096, 512];
     let targets = Tensor::uniform(&b.device, [4096, 512], 0.0, 1.0, DType::F32, Philox::new(3, 4));
     b.op("mse_loss", rows, |x| x.mse_loss(&targets));

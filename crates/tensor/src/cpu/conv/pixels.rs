@@ -3,8 +3,9 @@
 //! Images lie in pixel order, (H W, N, C), and kernels tap by tap, (KH KW, C, O): see [`crate::Order`]. A pixel of the result is
 //! a sum over its *links*: pairs of a kernel tap and the source pixel that it sees. Taps that fall into the padding have no
 //! link, so nothing is multiplied with zeros: of the taps of a 3x3 kernel on 2x2 pixels more than half meet padding, on 1x1
-//! pixels eight of nine. All links of a result are summed in registers ([`crate::cpu::tile`]). Images are read as they lie; kernels are
-//! laid out in panels as wide as a tile, some at a time, which stay in the second cache while they are summed with.
+//! pixels eight of nine. All links of a result are summed in registers ([`crate::cpu::tile`]), of all samples of a pixel, and of the pixels
+//! behind it in its row that see as many taps. Images are read as they lie; kernels are laid out in panels as wide as a tile, some at a
+//! time, which stay in the second cache while they are summed with.
 //!
 //! The gradient of the images is the same sum with the links and the kernels turned around. The gradient of a kernel tap is the sum of
 //! outer products over the pairs of pixels that the tap links. The gradients of a few pixels at a time are laid side by side, and multiplied
@@ -19,13 +20,14 @@ use crate::cpu::tile::{
 };
 use crate::cpu::window::Slide;
 use crate::device::Device;
+use crate::op::Conv2dOptions;
 use crate::storage::Storage;
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
 
 /// More taps than this don't fit into the list of links.
 const MAX_TAPS: usize = 64;
-/// With fewer samples the tiles aren't full.
+/// With fewer samples the tiles aren't full where pixels beside each other don't see the same taps.
 const MIN_SAMPLES: usize = 4;
 /// Numbers of kernels, for each thread, that are laid out in panels before they are summed with: so many that they are still in the second
 /// cache then.
@@ -33,8 +35,6 @@ const LAID_OUT: usize = 1 << 17;
 /// Rows of images and gradients that the kernel gradient takes at once: so many that a block of the one and a panel of the other stay in
 /// the first cache.
 pub(super) const ROWS: usize = 128;
-/// Pixels that these are of, at most.
-const MOST_LINKS: usize = ROWS / MIN_SAMPLES;
 /// Channels of a block.
 pub(super) const BLOCK: usize = MOST_LANES;
 /// Sums that one task of the kernel gradient takes, as far as they aren't of one block: so many that they stay in the second cache.
@@ -42,7 +42,8 @@ const MOST_SUMS: usize = 3 << 16;
 
 /// Whether these kernels take a convolution.
 pub(super) fn takes(p: &Plan) -> bool {
-    has_channels([p.c, p.o], p.options.groups) && p.n >= MIN_SAMPLES && p.kh * p.kw <= MAX_TAPS
+    let fills_tiles = p.n >= MIN_SAMPLES || p.n > 0 && p.options.stride[1] == 1;
+    has_channels([p.c, p.o], p.options.groups) && fills_tiles && p.kh * p.kw <= MAX_TAPS
 }
 
 /// Whether these kernels take convolutions between so many channels.
@@ -96,6 +97,31 @@ impl Links {
     fn iter(&self) -> impl Iterator<Item = Link> {
         self.list[..self.count].iter().copied()
     }
+}
+
+/// The pixels of a row of the result that all taps of a kernel row see, and how many pixels of the source lie between those that they see:
+/// what one of them is linked to lies so far before what the next is.
+fn alike(p: &Plan, toward: Toward) -> (Range<usize>, usize) {
+    let (stride, padding, reach) =
+        (p.options.stride[1], p.options.padding[1], (p.kw - 1) * p.options.dilation[1]);
+    match toward {
+        Toward::Output => {
+            let end = (p.w + padding).checked_sub(reach).map_or(0, |room| room.div_ceil(stride));
+            (padding.div_ceil(stride)..end.min(p.ow), stride)
+        }
+        // Of a stride each pixel is seen by other taps than the next.
+        Toward::Input if stride > 1 => (0..0, 1),
+        Toward::Input => (reach.saturating_sub(padding)..p.ow.saturating_sub(padding).min(p.w), 1),
+    }
+}
+
+/// The same convolution where kernels of a pixel take all pixels of an image as one row.
+fn in_one_row(p: Plan) -> Plan {
+    let Conv2dOptions { stride, padding, .. } = p.options;
+    if [p.kh, p.kw, stride[0], stride[1]] != [1; 4] || padding != [0; 2] {
+        return p;
+    }
+    Plan { h: 1, w: p.h * p.w, oh: 1, ow: p.oh * p.ow, ..p }
 }
 
 /// How the kernels move along dimension `d`.
@@ -155,16 +181,25 @@ impl<T: Lanes> ByPanels<T> for SumLinks<'_, T> {
         let column = self.columns.start + column;
         let start = biased::<T, S, R, V>(simd, self.bias, column);
         let rows = self.result.len() / width;
+        let (alike, apart) = alike(self.plan, self.toward);
+        let result_w = if matches!(self.toward, Toward::Output) { self.plan.ow } else { self.plan.w };
         let mut row = 0;
         while row < rows {
             let (pixel, sample) = ((self.first + row) / n, (self.first + row) % n);
             let links = Links::of(self.plan, self.toward, pixel);
-            let samples = (n - sample).min(rows - row);
+            let at = pixel % result_w;
+            let pixels = if alike.contains(&at) { alike.end - at } else { 1 };
+            let samples = (pixels * n - sample).min(rows - row);
             for tile in (0..samples).step_by(R) {
                 // A short last tile computes its last row again.
                 let height = R.min(samples - tile);
-                let offsets: [usize; R] =
-                    std::array::from_fn(|i| (sample + tile + i.min(height - 1)) * depth);
+                let offsets: [usize; R] = std::array::from_fn(|i| {
+                    let behind = sample + tile + i.min(height - 1);
+                    match apart {
+                        1 => behind * depth,
+                        _ => (behind / n * apart * n + behind % n) * depth,
+                    }
+                });
                 let mut sums = start;
                 for link in links.iter() {
                     let source = (self.source, offsets.map(|offset| link.pixel * n * depth + offset));
@@ -192,6 +227,7 @@ struct Sum<'a, T> {
 impl<T: Lanes> Sum<'_, T> {
     fn onto(self, device: &Device, out: &mut [T]) {
         let Sum { plan, toward, source, kernels, bias } = self;
+        let plan = &in_one_row(*plan);
         let (turned, depth, width) = match toward {
             Toward::Output => (Turned::No, plan.c, plan.o),
             Toward::Input => (Turned::Yes, plan.o, plan.c),
@@ -258,7 +294,7 @@ impl Part {
 
     /// Output pixels and samples that one is of: at most [`ROWS`] rows, of some pixels or, where there are more samples, of some of these.
     fn sizes(p: &Plan) -> [usize; 2] {
-        [(ROWS / p.n).clamp(1, MOST_LINKS), p.n.div_ceil(p.n.div_ceil(ROWS))]
+        [(ROWS / p.n).max(1), p.n.div_ceil(p.n.div_ceil(ROWS))]
     }
 
     fn all(p: &Plan) -> impl Iterator<Item = Part> {
@@ -281,9 +317,10 @@ fn lay_out_grads<T: Lanes>(device: &Device, grads: &[T], p: &Plan, part: &Part, 
             for column in (0..p.o).step_by(panel) {
                 let columns = panel.min(p.o - column);
                 let panel = &mut panels[rows * column..][..rows * columns];
-                for (to, output) in
-                    panel.chunks_exact_mut(part.samples.len() * columns).zip(part.outputs.clone())
-                {
+                // What has all samples of a pixel is followed by those of the next.
+                let pixels = if part.samples.len() == p.n { part.outputs.len() } else { 1 };
+                let to = panel.chunks_mut(pixels * part.samples.len() * columns);
+                for (to, output) in to.zip(part.outputs.clone().step_by(pixels)) {
                     let from = &grads[(output * p.n + part.samples.start) * p.o..];
                     side_by_side(from, [p.o, column], to, columns);
                 }
@@ -294,13 +331,13 @@ fn lay_out_grads<T: Lanes>(device: &Device, grads: &[T], p: &Plan, part: &Part, 
 
 /// What a tap links to a part: the input pixel, and to which of the output pixels it is linked.
 struct Linked {
-    list: [[usize; 2]; MOST_LINKS],
+    list: [[usize; 2]; ROWS],
     count: usize,
 }
 
 impl Linked {
     fn of(p: &Plan, tap: usize, part: &Part) -> Linked {
-        let mut linked = Linked { list: [[0; 2]; MOST_LINKS], count: 0 };
+        let mut linked = Linked { list: [[0; 2]; ROWS], count: 0 };
         for (i, output) in part.outputs.clone().enumerate() {
             if let Some(input) = seen_by(p, tap, output) {
                 linked.list[linked.count] = [input, i];
@@ -324,19 +361,18 @@ fn lay_out_inputs<T: Lanes>(
     channels: Range<usize>,
     blocks: &mut [T],
 ) {
-    let row = part.samples.len() * BLOCK;
+    let (row, is_whole) = (part.samples.len() * BLOCK, part.samples.len() == p.n);
     device.arch().run(
         #[inline(always)]
         || {
             let blocks = blocks.chunks_exact_mut(linked.count * row);
             for (block, channel) in blocks.zip(channels.clone().step_by(BLOCK)) {
-                for (to, [input, _]) in block.chunks_exact_mut(row).zip(linked.pixels()) {
-                    side_by_side(
-                        &inputs[(input * p.n + part.samples.start) * p.c..],
-                        [p.c, channel],
-                        to,
-                        BLOCK,
-                    );
+                let mut left = block;
+                for run in linked.pixels().chunk_by(|one, next| is_whole && one[0] + 1 == next[0]) {
+                    let (to, others) = left.split_at_mut(run.len() * row);
+                    let from = &inputs[(run[0][0] * p.n + part.samples.start) * p.c..];
+                    side_by_side(from, [p.c, channel], to, BLOCK);
+                    left = others;
                 }
             }
         },
@@ -411,7 +447,7 @@ fn task_sizes(p: &Plan, threads: usize) -> [usize; 2] {
 
 /// `x` is (H W, N, C), `g` (OH OW, N, O), `out` (taps, C, O).
 pub(super) fn kernel_gradient<T: Lanes>(device: &Device, x: &[T], g: &[T], p: Plan, out: &mut [T]) {
-    let (p, width) = (&p, p.o);
+    let (p, width) = (&in_one_row(p), p.o);
     let [taps, channels] = task_sizes(p, device.threads());
     // A row is a tap, its numbers are some of (C, O).
     device.for_blocks(out, p.c * width, [taps, channels * width], |mut sums| {

@@ -168,6 +168,13 @@ fn pixels_and_strips_agree_with_the_definition() {
         (5, 3, 16, 6, 5, skew),
         (1, 1, 64, 9, 4, same),
         (3, 15, 48, 8, 8, half),
+        // Few samples: rows of pixels that see the same taps, with borders on either side, and rows that are all border.
+        (1, 16, 48, 3, 21, same),
+        (2, 32, 16, 4, 7, Conv2dOptions { dilation: [1, 3], padding: [2, 2], ..plain }),
+        (3, 16, 64, 4, 30, Conv2dOptions { stride: [2, 1], padding: [0, 1], ..plain }),
+        (1, 16, 16, 5, 3, Conv2dOptions { dilation: [1, 2], padding: [1, 2], ..plain }),
+        (1, 16, 32, 4, 40, plain),
+        (6, 16, 16, 3, 11, Conv2dOptions { stride: [1, 3], padding: [1, 2], ..plain }),
     ] {
         check([n, c, h, w], [o, c, 3, 3], options);
     }
@@ -180,10 +187,17 @@ fn pixels_and_strips_agree_with_the_definition() {
         (40, 32, 16, 12, 4, 1),
         (17, 16, 48, 9, 11, 1),
         (6, 48, 80, 4, 6, 1),
+        (1, 16, 32, 13, 21, 1),
+        (2, 32, 16, 4, 7, 2),
+        (3, 16, 16, 9, 5, 0),
     ] {
         check([n, c, h, w], [o, c, 3, 3], Conv2dOptions { padding: [padding; 2], ..plain });
     }
     check([8, 32, 3, 3], [64, 32, 1, 1], plain);
+    check([1, 32, 5, 7], [48, 32, 1, 1], plain);
+    check([3, 16, 4, 5], [16, 16, 1, 1], same);
+    check([2, 16, 5, 4], [32, 16, 1, 1], Conv2dOptions { stride: [2, 1], ..plain });
+    check([1, 16, 9, 30], [16, 16, 5, 4], Conv2dOptions { padding: [2, 1], ..plain });
     // Kernel gradients of a block of rows and more, of a pixel that is more than a block, with columns of a half panel.
     check([9, 16, 6, 6], [256, 16, 1, 1], plain);
     check([260, 16, 1, 2], [272, 16, 1, 1], plain);
