@@ -71,6 +71,9 @@ for n in [1, 2, 3, 4, 6]:
     conv(64, 256, 56, ", kernel 1", kernel=1)
     conv(32, 64, 28, ", kernel 5", kernel=5, padding=2)
     conv(64, 64, 28, ", kernel 3 dilated", padding=2, dilation=2)
+for n in [1, 2, 4]:
+    through = [nn.Conv2d(256, 64, 1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 256, 1)]
+    layer(f"bottleneck, batch {n}", (n, 256, 56, 56), nn.Sequential(*through))
 rows = (4096, 512)
 targets = torch.rand(*rows)
 op("mse_loss", rows, lambda x: F.mse_loss(x, targets))

@@ -18,10 +18,11 @@ use std::sync::Arc;
 ///     fn input_dims(&self) -> &[usize] { &[1] }
 ///     fn target(&self) -> Target<'_> { Target::Values(&[1]) }
 ///     fn batch(&self, indices: &[usize], into: &mut BatchBuffers) -> Result<()> {
+///         let batch = into.split();
 ///         for (slot, &i) in indices.iter().enumerate() {
 ///             let x = i as f32 / 100.0;
-///             into.inputs()[slot] = x;
-///             into.values()[slot] = x * x;
+///             batch.inputs[slot] = x;
+///             batch.values[slot] = x * x;
 ///         }
 ///         Ok(())
 ///     }
@@ -103,7 +104,8 @@ pub enum Input {
 pub enum Target<'a> {
     /// A class label from 0 to below this number; one `i64` a sample.
     Classes(usize),
-    /// So many labels a sample, each from 0 to below the number of classes, or one that the loss leaves out; `i64`.
+    /// So many labels a sample, of the places of a sequence or the pixels of an image, row by row; each from 0 to below the number of
+    /// classes, or one that the loss leaves out; `i64`.
     Sequence {
         /// How many a sample has.
         len: usize,
@@ -112,6 +114,19 @@ pub enum Target<'a> {
     },
     /// Numbers of this shape; `f32`.
     Values(&'a [usize]),
+}
+
+/// The parts of a batch, sample after sample; those that the dataset doesn't have are empty.
+#[derive(Debug)]
+pub struct BatchParts<'a> {
+    /// The inputs, if they are numbers.
+    pub inputs: &'a mut [f32],
+    /// The inputs, if they are ids of words.
+    pub ids: &'a mut [i64],
+    /// The labels, one a sample or as many as a sequence has.
+    pub labels: &'a mut [i64],
+    /// The values to predict.
+    pub values: &'a mut [f32],
 }
 
 /// The memory of one batch, on the host, used again for later batches.
@@ -184,6 +199,12 @@ impl BatchBuffers {
     /// The bytes.
     pub(crate) fn read_bytes(&self) -> &[u8] {
         &self.bytes
+    }
+
+    /// All that a batch is made of, at once: a sample's input and its target often come from the same place.
+    pub fn split(&mut self) -> BatchParts<'_> {
+        let BatchBuffers { inputs, ids, labels, values, .. } = self;
+        BatchParts { inputs, ids, labels, values }
     }
 
     /// The ids of words, sample after sample; empty if the inputs are numbers.

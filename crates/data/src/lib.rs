@@ -67,7 +67,7 @@ pub use batch::Batch;
 pub use bytes::{ByteSamples, Kept, Making};
 pub use catalog::{FileSpec, Home, Listing, Source, Twin, catalog, listing};
 pub use cifar::{Cifar, CifarSet, write_synthetic_cifar};
-pub use dataset::{BatchBuffers, Dataset, Input, Reconstruct, Target};
+pub use dataset::{BatchBuffers, BatchParts, Dataset, Input, Reconstruct, Target};
 pub use error::{Attempt, CifarProblem, Error, FolderProblem, IdxProblem, Result};
 pub use fetch::fetch;
 pub use folder::ImageFolder;

@@ -6,8 +6,8 @@
 //! ```
 
 use phalanx_nn::{
-    Conv1d, Conv2d, ConvTranspose2d, Ctx, GroupNorm, Gru, Lstm, Module, Parameters, RecurrentConfig, RmsNorm,
-    TransformerEncoderLayer, TransformerLayerConfig,
+    Conv1d, Conv2d, ConvTranspose2d, Ctx, GroupNorm, Gru, Lstm, Module, Parameters, RecurrentConfig, Relu,
+    RmsNorm, Sequential, TransformerEncoderLayer, TransformerLayerConfig,
 };
 use phalanx_tensor::{DType, Device, Interpolation, Keep, Philox, Tensor};
 use std::time::Instant;
@@ -92,6 +92,14 @@ fn main() {
         of(", kernel 1", [64, 256, 56], Conv2d::new(64, 256, 1));
         of(", kernel 5", [32, 64, 28], Conv2d::new(32, 64, 5).padding(2));
         of(", kernel 3 dilated", [64, 64, 28], Conv2d::new(64, 64, 3).padding(2).dilation(2));
+    }
+    for n in [1, 2, 4] {
+        let through = Sequential::new()
+            .then(Conv2d::new(256, 64, 1))
+            .then(Relu)
+            .then(Conv2d::new(64, 64, 3).padding(1));
+        let bottleneck = through.then(Relu).then(Conv2d::new(64, 256, 1));
+        b.layer(&format!("bottleneck, batch {n}"), &[n, 256, 56, 56], bottleneck);
     }
     let rows = &[4096, 512];
     let targets = Tensor::uniform(&b.device, [4096, 512], 0.0, 1.0, DType::F32, Philox::new(3, 4));

@@ -64,14 +64,16 @@ impl Loss {
         Loss::Own(OwnLoss { f: Arc::new(f), made_at: Location::caller() })
     }
 
-    /// The loss of `output`, a scalar. Scores (N, T, C) of sequences with labels (N, T) are those of N T samples.
+    /// The loss of `output`, a scalar. Scores (N, T, C) of sequences with labels (N, T) are those of N T samples, and scores (N, C, H, W) of
+    /// pixels, with as many labels, row by row, those of N H W.
     #[track_caller]
     pub fn of(&self, output: &Tensor, target: &Tensor) -> Tensor {
         if let Loss::Own(own) = self {
             return own.of(output, target);
         }
-        if let (&[n, t, classes], 2, DType::I64) = (output.dims(), target.dims().len(), target.dtype()) {
-            return self.of(&output.reshape([n * t, classes]), &target.reshape([target.count()]));
+        if target.dtype() == DType::I64 && output.dims().len() > 2 {
+            let [scores, labels] = Loss::rows(output, target);
+            return self.of(&scores, &labels);
         }
         let labels = target.dtype() == DType::I64;
         match self {
@@ -86,6 +88,25 @@ impl Loss {
             Loss::BceWithLogits => output.bce_with_logits(target),
             Loss::Own(own) => own.of(output, target),
         }
+    }
+
+    /// Scores of class labels, a row a label, as [`Loss::of`] takes them of sequences and of pixels.
+    #[track_caller]
+    pub fn rows(scores: &Tensor, labels: &Tensor) -> [Tensor; 2] {
+        let (apart, count) = (scores.dims(), labels.count());
+        let rows = match *apart {
+            [_, _] => scores.clone(),
+            [n, t, classes] if n * t == count => scores.reshape([count, classes]),
+            [n, classes, h, w] if n * h * w == count => {
+                scores.permute(&[0, 2, 3, 1]).reshape([count, classes])
+            }
+            _ => panic!(
+                "loss: scores of shape {} with labels of {}: (N, C) with (N), (N, T, C) with (N, T), or (N, C, H, W) with (N, H W) would do",
+                scores.shape(),
+                labels.shape()
+            ),
+        };
+        [rows, labels.reshape([count])]
     }
 
     /// As [`Loss::of`], of the output that a pass came to, which may have the scores of some classes alone
@@ -419,6 +440,26 @@ mod tests {
             assert!((value - expected).abs() < 1e-6, "{value}, not {expected}");
             assert!(grads.iter().zip(&expected_grads).all(|(a, b)| (a - b).abs() < 1e-6));
         }
+    }
+
+    #[test]
+    fn pixels_are_rows() {
+        let device = Device::cpu(1);
+        let scores: Vec<f32> = (0..2 * 3 * 2 * 2).map(|i| (i * 7 % 11) as f32).collect();
+        let scores = Tensor::from_slice(&device, &scores, [2, 3, 2, 2]);
+        let labels = Tensor::from_slice(&device, &[0i64, 2, 1, 1, 2, 0, 0, 1], [2, 4]);
+        let rows = scores.permute(&[0, 2, 3, 1]).reshape([8, 3]);
+        let want = PLAIN.of(&rows, &labels.reshape([8])).item();
+        assert_eq!(PLAIN.of(&scores, &labels).item(), want);
+        assert_eq!(PLAIN.of(&scores, &labels.reshape([2, 2, 2])).item(), want);
+    }
+
+    #[test]
+    #[should_panic(expected = "(N, C, H, W) with (N, H W) would do")]
+    fn labels_of_other_pixels_are_named() {
+        let device = Device::cpu(1);
+        let labels = Tensor::from_slice(&device, &[0i64, 2, 1], [3]);
+        PLAIN.of(&Tensor::zeros(&device, [1, 3, 2, 2], DType::F32), &labels);
     }
 
     #[test]

@@ -352,12 +352,32 @@ impl Parameters {
         &self.values
     }
 
-    /// The gradients.
+    /// The gradients: a backward pass adds those of parameters up here, and not to what [`Tensor::backward`](phalanx_tensor::Tensor::backward)
+    /// gives.
     pub fn grads(&self) -> &Grads {
         &self.grads
     }
 
-    /// Parameter `i` as a tensor that shares the arena's memory.
+    /// The gradient of parameter `i`, as a tensor that shares the arena's memory: what backward passes have added up since
+    /// [`Grads::zero`], or what a strategy has made of it.
+    ///
+    /// ```
+    /// use phalanx_nn::{Ctx, Linear, Module, Parameters};
+    /// use phalanx_tensor::{DType, Device, Tensor};
+    ///
+    /// let device = Device::cpu(1);
+    /// let mut layer = Linear::new(2, 1).without_bias();
+    /// let parameters = Parameters::build(&mut layer, &device, 0);
+    /// let x = Tensor::from_slice(&device, &[3.0f32, 4.0], [1, 2]);
+    /// parameters.grads().zero();
+    /// layer.forward(&x, &mut Ctx::eval()).sum_all().backward();
+    /// assert_eq!(parameters.gradient(0).to_vec::<f32>(), [3.0, 4.0]);
+    /// ```
+    pub fn gradient(&self, i: usize) -> Tensor {
+        self.grads.arena().tensor(i)
+    }
+
+    /// Parameter `i` as a tensor that shares the arena's memory. It is no part of a graph: its gradient is [`Parameters::gradient`].
     pub fn value(&self, i: usize) -> Tensor {
         self.values.tensor(i)
     }

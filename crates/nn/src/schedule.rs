@@ -15,7 +15,7 @@ pub struct Moment {
 /// The factor on the optimizer's learning rate: a curve, after a warm-up.
 ///
 /// All lengths are in epochs, which mean the same whatever the batch size and the number of workers; a part of an epoch counts
-/// for its steps. The curve begins when the warm-up ends and counts from there, as under PyTorch's `SequentialLR`.
+/// for its steps. A warm-up may be so many steps, too. The curve begins when the warm-up ends and counts from there, as under PyTorch's `SequentialLR`.
 ///
 /// ```
 /// use phalanx_nn::{Curve, Moment, Schedule, Unit, Warmup};
@@ -25,7 +25,7 @@ pub struct Moment {
 ///     schedule.factor(Moment { step: 100 * epoch, steps_per_epoch: 100, epochs: 10 })
 /// };
 /// assert_eq!([0, 1, 2, 3, 4].map(|epoch| factor(&halving, epoch)), [1.0, 1.0, 0.5, 0.5, 0.25]);
-/// let warmup = Warmup { epochs: 4.0, from: 0.0 };
+/// let warmup = Warmup { epochs: 4.0, from: 0.0, ..Warmup::default() };
 /// let cosine = Schedule { warmup, ..Curve::Cosine { floor: 0.0, epochs: None }.into() };
 /// assert_eq!([0, 1, 4, 10].map(|epoch| factor(&cosine, epoch)), [0.0, 0.25, 1.0, 0.0]);
 /// ```
@@ -60,13 +60,15 @@ pub enum Unit {
 pub struct Warmup {
     /// How long it takes, in epochs. Default 0: there is none.
     pub epochs: f64,
+    /// How many steps it takes beside that. Default 0. Where factors change by epochs it ends with the epoch in which these end.
+    pub steps: u64,
     /// The factor of the first step. Default 1/3, as PyTorch has it.
     pub from: f64,
 }
 
 impl Default for Warmup {
     fn default() -> Warmup {
-        Warmup { epochs: 0.0, from: 1.0 / 3.0 }
+        Warmup { epochs: 0.0, steps: 0, from: 1.0 / 3.0 }
     }
 }
 
@@ -97,6 +99,16 @@ pub enum Curve {
         /// How long it takes: all epochs after the warm-up, unless said.
         epochs: Option<f64>,
     },
+    /// A straight line from 1 down to `floor`, where it stays: `LinearLR` downwards.
+    Linear {
+        /// The last factor.
+        floor: f64,
+        /// How long it takes: all epochs after the warm-up, unless said.
+        epochs: Option<f64>,
+    },
+    /// The root of how many times as long as the warm-up it has taken so far, warm-up included, below 1: Vaswani et al., "Attention Is All
+    /// You Need", 2017. Without a warm-up, as after one of a step.
+    InverseSqrt,
     /// Up to 1 and then down to almost nothing: `OneCycleLR` in two phases. PyTorch's moves the momentum the other way, unless
     /// told not to; here the momentum stays as it is.
     OneCycle(OneCycle),
@@ -158,12 +170,13 @@ impl Schedule {
             Unit::Epoch => (at.step / per_epoch, 1.0),
         };
         let units = |epochs: f64| (epochs * units_per_epoch).round() as u64;
-        let warmup = units(self.warmup.epochs);
+        let steps_of_unit = if self.by == Unit::Step { 1 } else { per_epoch };
+        let warmup = units(self.warmup.epochs) + self.warmup.steps.div_ceil(steps_of_unit);
         if now < warmup {
             return Anneal::Linear.between(self.warmup.from, 1.0, now as f64 / warmup as f64);
         }
         let left = units(at.epochs as f64).saturating_sub(warmup);
-        self.curve.factor(now - warmup, left, units_per_epoch, units)
+        self.curve.factor(now - warmup, [warmup, left], units_per_epoch, units)
     }
 }
 
@@ -171,8 +184,18 @@ impl Schedule {
 const ROUNDING: f64 = 1e-9;
 
 impl Curve {
-    /// The factor after `now` of the `left` units of time that are left after the warm-up.
-    fn factor(&self, now: u64, left: u64, units_per_epoch: f64, units: impl Fn(f64) -> u64) -> f64 {
+    /// The factor after `now` of the `left` units of time that are left after those of the warm-up.
+    fn factor(
+        &self,
+        now: u64,
+        [warmup, left]: [u64; 2],
+        units_per_epoch: f64,
+        units: impl Fn(f64) -> u64,
+    ) -> f64 {
+        let line = |anneal: Anneal, floor: f64, epochs: Option<f64>| {
+            let all = epochs.map_or(left, &units).max(1);
+            anneal.between(1.0, floor, now.min(all) as f64 / all as f64)
+        };
         match self {
             Curve::Constant => 1.0,
             // Part of a unit isn't rounded away: it comes up with every change.
@@ -183,9 +206,11 @@ impl Curve {
             Curve::MultiStep { milestones, gamma } => {
                 gamma.powf(milestones.iter().filter(|&&epochs| units(epochs) <= now).count() as f64)
             }
-            Curve::Cosine { floor, epochs } => {
-                let all = epochs.map_or(left, &units).max(1);
-                Anneal::Cosine.between(1.0, *floor, now.min(all) as f64 / all as f64)
+            Curve::Cosine { floor, epochs } => line(Anneal::Cosine, *floor, *epochs),
+            Curve::Linear { floor, epochs } => line(Anneal::Linear, *floor, *epochs),
+            Curve::InverseSqrt => {
+                let warmup = warmup.max(1);
+                (warmup as f64 / warmup.saturating_add(now) as f64).sqrt()
             }
             Curve::OneCycle(cycle) => cycle.factor(now, cycle.epochs.map_or(left, units)),
         }

@@ -47,6 +47,8 @@ fn factors_are_pytorchs_learning_rates() {
     check("multi_step", 4, |e| multi_step(&[2.0, 5.0, 9.0], e).into());
     check("cosine", 4, |_| Curve::Cosine { floor: 0.0, epochs: None }.into());
     check("cosine_floor", 5, |e| Curve::Cosine { floor: 0.05, epochs: Some(9.0 * e) }.into());
+    check("linear", 4, |_| Curve::Linear { floor: 0.0, epochs: None }.into());
+    check("linear_floor", 5, |e| Curve::Linear { floor: 0.1, epochs: Some(6.0 * e) }.into());
     check("one_cycle", 5, |_| Curve::OneCycle(OneCycle::default()).into());
     check("one_cycle_linear", 3, |e| {
         let epochs = Some(21.0 * e);
@@ -64,9 +66,13 @@ fn factors_are_pytorchs_learning_rates() {
 
 #[test]
 fn a_warm_up_goes_before_any_curve() {
-    let warm = |epochs, from, curve| Schedule { warmup: Warmup { epochs, from }, ..Schedule::from(curve) };
+    let warm = |epochs, from, curve| Schedule {
+        warmup: Warmup { epochs, from, ..Warmup::default() },
+        ..Schedule::from(curve)
+    };
     check("warm_constant", 4, |e| warm(5.0 * e, 1.0 / 3.0, Curve::Constant));
     check("warm_step", 4, |e| warm(5.0 * e, 1.0 / 3.0, Curve::Step { size: 3.0 * e, gamma: 0.5 }));
+    check("warm_inverse_sqrt", 4, |e| warm(3.0 * e, 0.1, Curve::InverseSqrt));
     let milestones = |e: f64| vec![2.0 * e, 5.0 * e];
     check("warm_multi_step", 4, |e| {
         warm(3.0 * e, 0.01, Curve::MultiStep { milestones: milestones(e), gamma: 0.3 })
@@ -103,7 +109,10 @@ fn no_moment_makes_a_factor_that_is_none() {
     ];
     for curve in curves {
         for warmup in [0.0, 0.4, 50.0] {
-            let schedule = Schedule { warmup: Warmup { epochs: warmup, from: 0.0 }, ..curve.clone().into() };
+            let schedule = Schedule {
+                warmup: Warmup { epochs: warmup, from: 0.0, ..Warmup::default() },
+                ..curve.clone().into()
+            };
             for (steps_per_epoch, epochs) in [(0, 1), (1, 1), (2, 1), (10, 3)] {
                 for step in [0, 1, 2, 9, 29, 30, 1000, u64::MAX] {
                     let factor = schedule.factor(Moment { step, steps_per_epoch, epochs });
@@ -112,4 +121,22 @@ fn no_moment_makes_a_factor_that_is_none() {
             }
         }
     }
+}
+
+#[test]
+fn a_warm_up_may_be_so_many_steps() {
+    let of = |by: Unit, warmup: Warmup| {
+        let schedule = Schedule { by, warmup, ..Schedule::from(Curve::Linear { floor: 0.0, epochs: None }) };
+        let at = |step| Moment { step, steps_per_epoch: 8, epochs: 4 };
+        (0..32).map(|step| schedule.factor(at(step))).collect::<Vec<_>>()
+    };
+    let (steps, epochs) =
+        (Warmup { steps: 12, ..Warmup::default() }, Warmup { epochs: 1.5, ..Warmup::default() });
+    assert_eq!(of(Unit::Step, steps), of(Unit::Step, epochs));
+    let both = Warmup { epochs: 1.0, steps: 4, ..Warmup::default() };
+    assert_eq!(of(Unit::Step, both), of(Unit::Step, epochs));
+    // Two epochs: the second one isn't over after 12 steps.
+    assert_eq!(of(Unit::Epoch, steps), of(Unit::Epoch, Warmup { epochs: 2.0, ..Warmup::default() }));
+    let all = of(Unit::Step, steps);
+    assert!(all[12] == 1.0 && (all[31] - 0.05).abs() < 1e-12 && all[0] == 1.0 / 3.0);
 }

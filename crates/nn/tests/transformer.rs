@@ -18,6 +18,7 @@ const CONFIG: TransformerLayerConfig = TransformerLayerConfig {
     dropout: 0.0,
     activation: Tensor::relu,
     norm_first: false,
+    eps: 1e-5,
 };
 
 fn values(device: &Device, k: u64, shape: impl Into<Shape>, factor: f64) -> Tensor {

@@ -97,16 +97,15 @@ impl<'a> Outputs<'a> {
     }
 
     /// How many classes come before each label, as [`Tensor::label_places`] has it; of those that are `ignored`, how many come before any
-    /// class. Scores (N, T, C) with labels (N, T) are those of N T. Asked for and failing as [`Outputs::loss`].
+    /// class. Scores of sequences and of pixels are as [`Loss::rows`] has them. Asked for and failing as [`Outputs::loss`].
     pub fn label_places(&self, ignored: Option<i64>) -> Result<LaterVec<f32>, Error> {
         let places = no_grad(|| {
-            let (scores, mut labels) = (self.scores(), self.target.reshape([self.target.count()]));
+            let [scores, mut labels] = Loss::rows(&self.scores(), &self.target);
             if let Some(ignored) = ignored {
                 let any = Tensor::scalar(labels.device(), 0.0, DType::I64);
                 labels = labels.ne(ignored as f64).where_cond(&labels, &any);
             }
-            let classes = scores.dims()[scores.dims().len() - 1];
-            scores.reshape([scores.count() / classes.max(1), classes]).label_places(&labels)
+            scores.label_places(&labels)
         });
         self.settle()?;
         Ok(places.to_vec_later())

@@ -95,7 +95,10 @@ pub enum Error {
         what: &'static str,
     },
     /// Accuracy is watched where there is none.
-    #[error("the trainer watches the test accuracy, which this loss has none of\nhint: watch the loss")]
+    #[error(
+        "the trainer watches the test accuracy, and there is none: it takes a loss of class labels, and targets that are such and not the \
+         words of a text\nhint: watch the loss"
+    )]
     NoAccuracy,
     /// A GPU can't be used.
     #[error(transparent)]

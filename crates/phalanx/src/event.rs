@@ -254,11 +254,15 @@ impl Concluded<'_> {
     }
 }
 
-/// Listens to nothing.
+/// Passes over everything but notes, such as of a checkpoint that can't be written, which go to the standard error.
 pub struct Quiet;
 
 impl Observer for Quiet {
-    fn event(&mut self, _: &Event) {}
+    fn event(&mut self, event: &Event) {
+        if let Event::Note { message } = event {
+            eprintln!("phalanx: {message}");
+        }
+    }
 
     fn every(&self) -> u64 {
         100

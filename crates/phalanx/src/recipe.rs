@@ -131,6 +131,8 @@ pub struct ScheduleRecipe {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warmup: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub warmup_steps: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub warmup_from: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub epochs: Option<f64>,
@@ -164,6 +166,7 @@ impl Default for ScheduleRecipe {
             name: "constant".to_owned(),
             by: None,
             warmup: None,
+            warmup_steps: None,
             warmup_from: None,
             epochs: None,
             step_size: None,

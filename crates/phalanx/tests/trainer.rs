@@ -225,7 +225,7 @@ fn a_run_goes_on_from_where_another_was_and_takes_the_same_steps() {
 
 #[test]
 fn every_step_has_the_learning_rate_of_the_schedule() {
-    let warmup = Warmup { epochs: 0.5, from: 0.0 };
+    let warmup = Warmup { epochs: 0.5, from: 0.0, ..Warmup::default() };
     let curve = Curve::Step { size: 1.0, gamma: 0.1 };
     let schedule = Schedule { warmup, ..curve.into() };
     let trainer = Trainer { epochs: 2, batch_size: 200, schedule, ..Trainer::default() };

@@ -39,6 +39,12 @@ impl Linear {
         Linear { bias: Some(Param::new([outputs], Init::Constant(0.0))), ..self }
     }
 
+    /// The same layer with other first values of its weight.
+    pub fn init(mut self, init: Init) -> Linear {
+        self.weight.init = init;
+        self
+    }
+
     /// The same layer without its bias.
     pub fn without_bias(self) -> Linear {
         Linear { bias: None, ..self }

@@ -30,6 +30,11 @@ impl LayerNorm {
         let part = |value| Param::new([width], Init::Constant(value));
         LayerNorm { weight: part(1.0), bias: part(0.0), eps: 1e-5 }
     }
+
+    /// The same layer with another number added to the variance.
+    pub fn eps(self, eps: f64) -> LayerNorm {
+        LayerNorm { eps, ..self }
+    }
 }
 
 impl LayerNorm {
@@ -124,6 +129,11 @@ impl BatchNorm2d {
     pub fn momentum(self, momentum: f64) -> BatchNorm2d {
         BatchNorm2d { momentum, ..self }
     }
+
+    /// The same layer with another number added to the variance.
+    pub fn eps(self, eps: f64) -> BatchNorm2d {
+        BatchNorm2d { eps, ..self }
+    }
 }
 
 impl BatchNorm2d {
@@ -190,6 +200,11 @@ impl BatchNorm1d {
     pub fn momentum(self, momentum: f64) -> BatchNorm1d {
         BatchNorm1d(self.0.momentum(momentum))
     }
+
+    /// The same layer with another number added to the variance.
+    pub fn eps(self, eps: f64) -> BatchNorm1d {
+        BatchNorm1d(self.0.eps(eps))
+    }
 }
 
 impl Module for BatchNorm1d {
@@ -239,6 +254,11 @@ impl GroupNorm {
         assert!(divides, "GroupNorm: {channels} channels don't fall into {groups} groups");
         let part = |value| Param::new([channels], Init::Constant(value));
         GroupNorm { weight: part(1.0), bias: part(0.0), groups, eps: 1e-5 }
+    }
+
+    /// The same layer with another number added to the variance.
+    pub fn eps(self, eps: f64) -> GroupNorm {
+        GroupNorm { eps, ..self }
     }
 }
 

@@ -149,6 +149,8 @@ pub struct TransformerLayerConfig {
     pub activation: fn(&Tensor) -> Tensor,
     /// Whether each part normalises what comes in, and not what it and that come to. Default no.
     pub norm_first: bool,
+    /// What normalisations add to variances. Default 1e-5.
+    pub eps: f64,
 }
 
 impl Default for TransformerLayerConfig {
@@ -160,6 +162,7 @@ impl Default for TransformerLayerConfig {
             dropout: 0.1,
             activation: Tensor::relu,
             norm_first: false,
+            eps: 1e-5,
         }
     }
 }
@@ -196,14 +199,14 @@ impl TransformerEncoderLayer {
     /// The layer. Panics as [`MultiheadAttention::new`] does.
     #[track_caller]
     pub fn new(config: TransformerLayerConfig) -> TransformerEncoderLayer {
-        let TransformerLayerConfig { width, heads, hidden, dropout, activation, norm_first } = config;
+        let TransformerLayerConfig { width, heads, hidden, dropout, activation, norm_first, eps } = config;
         TransformerEncoderLayer {
             self_attn: MultiheadAttention::new(width, heads, dropout),
             linear1: Linear::new(width, hidden),
             dropout: Dropout::new(dropout),
             linear2: Linear::new(hidden, width),
-            norm1: LayerNorm::new(width),
-            norm2: LayerNorm::new(width),
+            norm1: LayerNorm::new(width).eps(eps),
+            norm2: LayerNorm::new(width).eps(eps),
             dropout1: Dropout::new(dropout),
             dropout2: Dropout::new(dropout),
             activation,
@@ -286,16 +289,16 @@ impl TransformerDecoderLayer {
     /// The layer. Panics as [`MultiheadAttention::new`] does.
     #[track_caller]
     pub fn new(config: TransformerLayerConfig) -> TransformerDecoderLayer {
-        let TransformerLayerConfig { width, heads, hidden, dropout, activation, norm_first } = config;
+        let TransformerLayerConfig { width, heads, hidden, dropout, activation, norm_first, eps } = config;
         TransformerDecoderLayer {
             self_attn: MultiheadAttention::new(width, heads, dropout),
             multihead_attn: MultiheadAttention::new(width, heads, dropout),
             linear1: Linear::new(width, hidden),
             dropout: Dropout::new(dropout),
             linear2: Linear::new(hidden, width),
-            norm1: LayerNorm::new(width),
-            norm2: LayerNorm::new(width),
-            norm3: LayerNorm::new(width),
+            norm1: LayerNorm::new(width).eps(eps),
+            norm2: LayerNorm::new(width).eps(eps),
+            norm3: LayerNorm::new(width).eps(eps),
             dropout1: Dropout::new(dropout),
             dropout2: Dropout::new(dropout),
             dropout3: Dropout::new(dropout),

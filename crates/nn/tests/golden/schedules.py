@@ -2,7 +2,7 @@
 Usage: python schedules.py > schedules.json"""
 import json, torch
 from torch.optim.lr_scheduler import (
-    CosineAnnealingLR, LinearLR, MultiStepLR, OneCycleLR, ReduceLROnPlateau, SequentialLR, StepLR)
+    CosineAnnealingLR, LambdaLR, LinearLR, MultiStepLR, OneCycleLR, ReduceLROnPlateau, SequentialLR, StepLR)
 
 
 def run(make, units):
@@ -38,6 +38,9 @@ print(json.dumps({
     "multi_step": run(lambda o: MultiStepLR(o, [2, 5, 9], 0.3), 12),
     "cosine": run(lambda o: CosineAnnealingLR(o, 12), 12),
     "cosine_floor": run(lambda o: CosineAnnealingLR(o, 9, eta_min=0.05), 10),
+    "linear": run(lambda o: LinearLR(o, 1.0, 0.0, total_iters=12), 12),
+    "linear_floor": run(lambda o: LinearLR(o, 1.0, 0.1, total_iters=6), 10),
+    "warm_inverse_sqrt": run(warmed(lambda o: LambdaLR(o, lambda t: (3 / (3 + t)) ** 0.5), 3, 0.1), 12),
     "one_cycle": run(one_cycle(20), 20),
     "one_cycle_linear": run(one_cycle(21, pct_start=0.2, div_factor=10, final_div_factor=100, anneal_strategy="linear"), 21),
     "warm_constant": run(lambda o: LinearLR(o, total_iters=5), 12),

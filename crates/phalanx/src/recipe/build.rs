@@ -319,6 +319,8 @@ impl Recipe {
             "step" => Curve::Step { size: step_size.unwrap_or(1.0), gamma },
             "multi-step" => Curve::MultiStep { milestones: milestones.clone().unwrap_or_default(), gamma },
             "cosine" => Curve::Cosine { floor: floor.unwrap_or(0.0), epochs: *epochs },
+            "linear" => Curve::Linear { floor: floor.unwrap_or(0.0), epochs: *epochs },
+            "inverse-sqrt" => Curve::InverseSqrt,
             "one-cycle" => Curve::OneCycle(self.one_cycle()),
             other => unreachable!("the table of keys lets no schedule {other} pass"),
         };
@@ -329,6 +331,7 @@ impl Recipe {
         let usual = Warmup::default();
         let warmup = Warmup {
             epochs: self.schedule.warmup.unwrap_or(usual.epochs),
+            steps: self.schedule.warmup_steps.unwrap_or(usual.steps),
             from: self.schedule.warmup_from.unwrap_or(usual.from),
         };
         Schedule { curve, by, warmup }

@@ -120,7 +120,8 @@ fn check_counts(origin: &str, table: &Table) -> Result<(), RecipeError> {
     if augment == Some(true) && !PICTURES.contains(&dataset) {
         return refuse("data.augment", "false".into(), "true".into());
     }
-    if value("schedule", "warmup_from").is_some() && value("schedule", "warmup").is_none() {
+    let warms_up = ["warmup", "warmup_steps"].iter().any(|leaf| value("schedule", leaf).is_some());
+    if value("schedule", "warmup_from").is_some() && !warms_up {
         return refuse("schedule.warmup", "given beside schedule.warmup_from".into(), "nothing".into());
     }
     if let Some(pixels) = value("data", "pixels").and_then(toml::Value::as_str)

@@ -112,7 +112,8 @@ pub(super) const DIGITS: &[&str] = &["mnist", "mnist-mini", "fashion-mnist"];
 pub(super) const PICTURES: &[&str] = &["cifar10", "cifar100", "image-folder"];
 const IMAGES: &[&str] = &["mnist", "mnist-mini", "fashion-mnist", "cifar10", "cifar100", "image-folder"];
 
-const SCHEDULES: &[&str] = &["constant", "step", "multi-step", "cosine", "one-cycle", "plateau"];
+const SCHEDULES: &[&str] =
+    &["constant", "step", "multi-step", "cosine", "linear", "inverse-sqrt", "one-cycle", "plateau"];
 const ONE_CYCLE: &[&str] = &["one-cycle"];
 const PLATEAU: &[&str] = &["plateau"];
 
@@ -197,17 +198,18 @@ pub const KEYS: &[Key] = &[
         &[],
         "epochs of a straight line up to the learning rate, before the schedule",
     ),
+    row("schedule.warmup_steps", Count(0), &[], "steps of that line, beside these epochs"),
     row("schedule.warmup_from", Share, &[], "the share of the learning rate that the warm-up begins with"),
     row(
         "schedule.epochs",
         Positive,
-        &["cosine", "one-cycle"],
+        &["cosine", "linear", "one-cycle"],
         "how long it takes; else all epochs after the warm-up",
     ),
     row("schedule.step_size", Positive, &["step"], "epochs from one change to the next"),
     row("schedule.milestones", Positives(None), &["multi-step"], "epochs before each change"),
     row("schedule.gamma", NotNegative, &["step", "multi-step", "plateau"], "the factor of each change"),
-    row("schedule.floor", Share, &["cosine", "plateau"], "the lowest share of the learning rate"),
+    row("schedule.floor", Share, &["cosine", "linear", "plateau"], "the lowest share of the learning rate"),
     row("schedule.pct_start", Share, ONE_CYCLE, "the share of the time that goes up"),
     row("schedule.div_factor", Positive, ONE_CYCLE, "how many times lower than the learning rate it begins"),
     row("schedule.final_div_factor", Positive, ONE_CYCLE, "how many times lower than it began it ends"),

@@ -204,6 +204,15 @@ fn schedules_are_what_their_keys_say() {
         schedule(&["schedule.name=cosine", "schedule.floor=0.1"]),
         of(Curve::Cosine { floor: 0.1, epochs: None })
     );
+    assert_eq!(
+        schedule(&["schedule.name=linear", "schedule.floor=0.1", "schedule.epochs=3"]),
+        of(Curve::Linear { floor: 0.1, epochs: Some(3.0) })
+    );
+    let warmup = Warmup { steps: 400, from: 0.0, ..Warmup::default() };
+    assert_eq!(
+        schedule(&["schedule.name=inverse-sqrt", "schedule.warmup_steps=400", "schedule.warmup_from=0"]),
+        (Schedule { warmup, ..Schedule::from(Curve::InverseSqrt) }, None)
+    );
     assert_eq!(schedule(&["schedule.name=one-cycle"]), of(Curve::OneCycle(OneCycle::default())));
     let (epochs, anneal) = (Some(2.0), Anneal::Linear);
     assert_eq!(

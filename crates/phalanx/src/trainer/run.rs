@@ -97,8 +97,10 @@ pub(super) struct Tally {
 
 /// Test samples a step and worker, or logical shard: enough to keep the kernels busy, few enough to stay in the cache.
 const TEST_BATCH: usize = 200;
-/// As many labels of sequences are enough, too.
-const TEST_LABELS: usize = 2048;
+/// As many scores of sequences are enough, too.
+const TEST_SCORES: usize = 1 << 19;
+/// So many times as many samples as are learned from at once take no more memory where nothing is kept for a way back.
+const TEST_SHARE: usize = 4;
 /// Where small samples leave a GPU idle it takes more of them at once: up to so many, of so many numbers together.
 const MOST_TEST_BATCH: usize = 1000;
 const TEST_NUMBERS: usize = 1 << 20;
@@ -107,10 +109,13 @@ const TEST_NUMBERS: usize = 1 << 20;
 fn test_batch(test: &dyn Dataset, device: &Device, batch_size: usize) -> usize {
     let numbers = test.input_dims().iter().product::<usize>().max(1);
     let (few, many) = match test.target() {
-        Target::Sequence { len, .. } => ((TEST_LABELS / len.max(1)).clamp(1, TEST_BATCH), 0),
+        Target::Sequence { len, classes } => ((TEST_SCORES / (len * classes).max(1)).clamp(1, TEST_BATCH), 0),
         Target::Classes(_) | Target::Values(_) => (TEST_BATCH, (TEST_NUMBERS / numbers).min(MOST_TEST_BATCH)),
     };
-    if device.gpu().is_some() { few.max(many).max(batch_size) } else { few }
+    match device.gpu() {
+        Some(_) => few.max(many).max(batch_size),
+        None => few.min(batch_size.saturating_mul(TEST_SHARE)),
+    }
 }
 
 impl<'a> Run<'a> {

@@ -125,7 +125,8 @@ impl Tensor {
         let wrong =
             labels.read_contiguous::<i64>(op).iter().copied().find(|label| !(0..classes).contains(label));
         if let Some(label) = wrong {
-            panic!("{op}: label {label} with scores of shape {x}: labels must lie in 0..{classes}");
+            let why = if label < 0 { ", unless the loss is told to leave one out" } else { "" };
+            panic!("{op}: label {label} with scores of shape {x}: labels must lie in 0..{classes}{why}");
         }
     }
 }
