@@ -201,7 +201,7 @@ impl BatchBuffers {
         &self.bytes
     }
 
-    /// All that a batch is made of, at once: a sample's input and its target often come from the same place.
+    /// Inputs and targets, at once: a sample's often come from the same place.
     pub fn split(&mut self) -> BatchParts<'_> {
         let BatchBuffers { inputs, ids, labels, values, .. } = self;
         BatchParts { inputs, ids, labels, values }

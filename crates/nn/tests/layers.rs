@@ -3,8 +3,8 @@
 use phalanx_nn::{
     AvgPool1d, AvgPool2d, BatchNorm1d, Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Ctx, Dropout,
     Dropout2d, Elu, Embedding, Flatten, Gelu, GroupNorm, Gru, Init, LayerNorm, LeakyRelu, Linear, LogSoftmax,
-    Loss, Lstm, MaxPool1d, MaxPool2d, Module, PRelu, Parameters, RecurrentConfig, Relu, RmsNorm, Sequential,
-    Sigmoid, Silu, Softplus, Tanh, Upsample, Visitor, Weights, module,
+    Loss, Lstm, MaxPool1d, MaxPool2d, Module, PRelu, Param, Parameters, RecurrentConfig, Relu, RmsNorm,
+    Sequential, Sigmoid, Silu, Softplus, Tanh, Upsample, Visitor, Weights, module,
 };
 use phalanx_tensor::{DType, Device, Interpolation, Philox, PoolOptions, Shape, Tensor};
 use serde_json::Value;
@@ -319,4 +319,30 @@ fn a_grouped_convolution_keeps_the_first_values_that_were_asked_for() {
 #[should_panic(expected = "Conv2d: 4 and 6 channels don't fall into 3 groups")]
 fn channels_that_do_not_fall_into_groups_are_a_bug() {
     let _ = Conv2d::new(4, 6, 3).groups(3);
+}
+
+/// Something learned that is one pixel large, made as large as an image whose channels run fastest.
+struct Spread(Param);
+
+impl Module for Spread {
+    fn forward(&self, x: &Tensor, _: &mut Ctx) -> Tensor {
+        let in_pixels = x.permute(&[2, 3, 0, 1]).contiguous().permute(&[2, 3, 0, 1]);
+        // The gradient of a square lies as the sum does.
+        (in_pixels + self.0.interpolate(&[x.dim(2), x.dim(3)], Interpolation::Nearest)).square()
+    }
+
+    fn visit(&mut self, v: &mut Visitor<'_>) {
+        v.param("weight", &mut self.0);
+    }
+}
+
+/// Of a single pixel it can't be told in which order it lies.
+#[test]
+fn what_is_one_pixel_large_gets_the_gradients_of_its_channels() {
+    let device = Device::cpu(1);
+    let mut layer = Spread(Param::new([1, 2, 1, 1], Init::Constant(1.0)));
+    let parameters = Parameters::build(&mut layer, &device, 0);
+    let x = Tensor::from_slice(&device, &[1.0f32, 2.0, 3.0, 4.0, 50.0, 60.0, 70.0, 80.0], [1, 2, 2, 2]);
+    layer.forward(&x, &mut Ctx::eval()).sum_all().backward();
+    assert_eq!(parameters.gradient(0).to_vec::<f32>(), [2.0 * (10.0 + 4.0), 2.0 * (260.0 + 4.0)]);
 }

@@ -79,8 +79,8 @@ pub enum Event {
         /// compressed with the model.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         test_bits_per_byte: Option<f64>,
-        /// The mean loss as a perplexity, e to its power, where samples are sequences of words of which the next ones are told: of so many
-        /// equally likely ones the choice would be as hard.
+        /// The mean loss as a perplexity, e to its power, where samples are words with a label each: of so many equally likely ones the choice
+        /// would be as hard.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         test_perplexity: Option<f64>,
         /// How many samples the ranks have trained on.

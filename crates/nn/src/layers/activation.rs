@@ -89,7 +89,7 @@ impl Module for PRelu {
         // As many dimensions of 1 behind the channels as there are.
         let mut by = vec![1; x.dims().len().saturating_sub(1).max(1)];
         by[0] = self.weight.count();
-        x.relu() - x.neg().relu() * self.weight.reshape(by.as_slice())
+        x.gt(0.0).where_cond(x, &(x * self.weight.reshape(by.as_slice())))
     }
 
     fn visit(&mut self, v: &mut Visitor<'_>) {

@@ -87,18 +87,17 @@ fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
     Ok(Some(Evaluation { loss: total / counted, accuracy, top5 }))
 }
 
-/// Whether a share of right labels is told: of classes, but not of a text. How many of its words are foretold says less than how likely they
-/// were; and shares of classes have no right one.
+/// Whether a share of right labels is told: of classes, but not of the words of a text. How many of these are foretold says less than how
+/// likely they were; and shares of classes have no right one.
 pub(super) fn has_accuracy(dataset: &dyn Dataset, loss: &Loss) -> bool {
-    loss.has_labels() && classes(dataset).is_some() && !foretells_words(dataset)
+    let of_text =
+        matches!(dataset.input(), Input::Ids(words) if of_words(dataset) && classes(dataset) == Some(words));
+    loss.has_labels() && classes(dataset).is_some() && !of_text
 }
 
-/// Whether the labels are words as the inputs are: of those a perplexity is told.
-pub(super) fn foretells_words(dataset: &dyn Dataset) -> bool {
-    match (dataset.input(), dataset.target()) {
-        (Input::Ids(words), Target::Sequence { classes, .. }) => words == classes,
-        _ => false,
-    }
+/// Whether each word has a label: of those a perplexity is told.
+pub(super) fn of_words(dataset: &dyn Dataset) -> bool {
+    matches!((dataset.input(), dataset.target()), (Input::Ids(_), Target::Sequence { .. }))
 }
 
 /// How many classes there are, if labels are such.

@@ -19,7 +19,7 @@ use phalanx_comm::{Group, Rank, ReduceOp};
 use phalanx_data::{Batch, Dataset, Loader, Order, Supply, Target};
 use phalanx_nn::{Average, Ctx, Loss, Module, Moment, Parameters};
 use phalanx_parallel::{Pass, PassLoss, Strategy, Sync};
-use phalanx_tensor::{Device, Later, Tensor, autocast};
+use phalanx_tensor::{DType, Device, Later, Tensor, autocast};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -72,7 +72,8 @@ struct PassMade {
 
 /// The share of these labels that counts. Those that a device has made lie there alone.
 fn counted(loss: &Loss, labels: &[i64], target: &Tensor) -> f64 {
-    if !loss.weighs() || target.count() == 0 {
+    // What else the loss makes of such targets it says itself.
+    if !loss.weighs() || target.count() == 0 || target.dtype() != DType::I64 {
         return 1.0;
     }
     let made = if labels.is_empty() { target.to_vec::<i64>() } else { Vec::new() };
@@ -112,9 +113,11 @@ fn test_batch(test: &dyn Dataset, device: &Device, batch_size: usize) -> usize {
         Target::Sequence { len, classes } => ((TEST_SCORES / (len * classes).max(1)).clamp(1, TEST_BATCH), 0),
         Target::Classes(_) | Target::Values(_) => (TEST_BATCH, (TEST_NUMBERS / numbers).min(MOST_TEST_BATCH)),
     };
-    match device.gpu() {
-        Some(_) => few.max(many).max(batch_size),
-        None => few.min(batch_size.saturating_mul(TEST_SHARE)),
+    let most = batch_size.saturating_mul(TEST_SHARE);
+    match (test.target(), device.gpu()) {
+        (Target::Sequence { .. }, _) => few.clamp(batch_size, most),
+        (_, Some(_)) => few.max(many).max(batch_size),
+        (_, None) => few.min(most),
     }
 }
 

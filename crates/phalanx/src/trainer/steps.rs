@@ -5,7 +5,7 @@
 
 use super::alike;
 use super::by_shard::ByShard;
-use super::evaluate::{evaluate, foretells_words};
+use super::evaluate::{evaluate, of_words};
 use super::owed::Owed;
 use super::precision::Found;
 use super::rebuild::{self, Beginning, Newest, Own};
@@ -514,7 +514,7 @@ impl<'a> Course<'a> {
         let skipped = run.skipped()?;
         drop(evaluation);
         let dataset = run.train.dataset();
-        let of_labels = self.evaluation.filter(|_| foretells_words(dataset)).map(|e| e.loss);
+        let of_labels = self.evaluation.filter(|_| of_words(dataset)).map(|e| e.loss);
         // Labels may be other things than the bytes of a text.
         let of_bytes = of_labels.filter(|_| dataset.input() == Input::Ids(BYTES));
         let told = Event::Epoch {

@@ -28,7 +28,7 @@ use phalanx::nn::{
     BatchNorm2d, Conv2d, Ctx, Dropout2d, Flatten, Linear, Loss, MaxPool2d, Module, Parameters, Sequential,
     Visitor, WeightedCrossEntropy, Weights,
 };
-use phalanx::parallel::{BetweenGpus, Compress, Ddp, DdpConfig, Strategy};
+use phalanx::parallel::{BetweenGpus, Compress, Ddp, DdpConfig, FsdpConfig, Strategy};
 use phalanx::tensor::{DType, Device, GpuOptions, Tensor};
 use phalanx::{Event, Observer, OnNan, Trainer, Worker};
 use phalanx_fake_cuda::{Count, FakeCuda};
@@ -338,6 +338,22 @@ fn replayed_passes_have_the_bits_of_passes_that_are_made() {
     // The first pass is made, the second is recorded.
     assert_eq!((before, fake.calls("cuGraphLaunch")), (0, 5));
     assert_eq!((fake.damage(), fake.count(Count::Graphs), fake.count(Count::Pieces)), (Vec::new(), 0, 0));
+}
+
+/// What labels count is known on the host, which divides what the GPU has summed by it.
+#[test]
+fn labels_that_count_unlike_teach_what_they_teach_on_a_cpu() {
+    let Some(fake) = fake() else { return };
+    let weights = (1..=10).map(|class| 0.25 * class as f32).collect();
+    let weighted = WeightedCrossEntropy { weights, ignored: Some(3), ..Default::default() };
+    let clip = Clip { norm: Some(0.5), value: None };
+    let loss = Loss::WeightedCrossEntropy(weighted);
+    let trainer = Trainer { loss, clip, accumulate: 2, batch_size: 8, steps: Some(6), ..trainer() };
+    for ranks in [1, 2] {
+        check_on(&fake, &trainer, ranks, &|_| gpu(&fake));
+    }
+    let sharded = Trainer { sharded: Some(FsdpConfig::default()), ..trainer };
+    check_on(&fake, &sharded, 2, &|_| gpu(&fake));
 }
 
 /// Weights of classes, and what is chosen by labels, are parts of a graph; so is what a program makes of outputs and targets.

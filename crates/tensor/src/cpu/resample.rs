@@ -2,6 +2,7 @@
 
 use crate::cpu::share;
 use crate::dtype::{Float, with_float};
+use crate::ops::resample::inner;
 use crate::tensor::Tensor;
 
 /// `out` = for each row of `table`, the sum of the elements along `dim` of `x` that it names; both are dense in the same order. What counts
@@ -9,8 +10,7 @@ use crate::tensor::Tensor;
 pub(crate) fn resample(x: &Tensor, dim: usize, table: &Tensor, out: &Tensor) {
     let _timer = out.device().time("interpolation");
     let [size, to] = [x, out].map(|tensor| tensor.dims()[dim]);
-    // Of dimensions that run faster both have the same.
-    let inner = out.geometry.strides[dim];
+    let inner = inner(x, out, dim);
     if out.count() == 0 {
         return;
     }

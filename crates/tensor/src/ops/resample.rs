@@ -74,6 +74,13 @@ impl Tensor {
     }
 }
 
+/// How many elements lie between two neighbours along `dim` in two tensors that are dense in the same order and of the same sizes but for
+/// that one. Where a tensor has a single element along it its stride says nothing.
+pub(crate) fn inner(x: &Tensor, out: &Tensor, dim: usize) -> usize {
+    let longer = if x.dims()[dim] > 1 { x } else { out };
+    longer.geometry.strides[dim]
+}
+
 /// How many pixels there may be along a dimension: their numbers are floats in a table.
 const SOME: std::ops::Range<usize> = 1..1 << 24;
 

@@ -27,7 +27,7 @@ use std::ops::Range;
 
 /// More taps than this don't fit into the list of links.
 const MAX_TAPS: usize = 64;
-/// With fewer samples the tiles aren't full where pixels beside each other don't see the same taps.
+/// With fewer rows that see the same taps, samples of a pixel or of several, the tiles aren't full.
 const MIN_SAMPLES: usize = 4;
 /// Numbers of kernels, for each thread, that are laid out in panels before they are summed with: so many that they are still in the second
 /// cache then.
@@ -42,8 +42,12 @@ const MOST_SUMS: usize = 3 << 16;
 
 /// Whether these kernels take a convolution.
 pub(super) fn takes(p: &Plan) -> bool {
-    let fills_tiles = p.n >= MIN_SAMPLES || p.n > 0 && p.options.stride[1] == 1;
-    has_channels([p.c, p.o], p.options.groups) && fills_tiles && p.kh * p.kw <= MAX_TAPS
+    let fills_tiles = || {
+        [Toward::Output, Toward::Input]
+            .into_iter()
+            .all(|toward| rows_alike(&in_one_row(*p), toward) >= MIN_SAMPLES)
+    };
+    has_channels([p.c, p.o], p.options.groups) && p.kh * p.kw <= MAX_TAPS && fills_tiles()
 }
 
 /// Whether these kernels take convolutions between so many channels.
@@ -115,6 +119,11 @@ fn alike(p: &Plan, toward: Toward) -> (Range<usize>, usize) {
     }
 }
 
+/// Rows of the result that follow each other and see the same taps, mostly.
+fn rows_alike(p: &Plan, toward: Toward) -> usize {
+    p.n * alike(p, toward).0.len().max(1)
+}
+
 /// The same convolution where kernels of a pixel take all pixels of an image as one row.
 fn in_one_row(p: Plan) -> Plan {
     let Conv2dOptions { stride, padding, .. } = p.options;
@@ -165,7 +174,8 @@ impl<T: Lanes> WithSimd for SumLinks<'_, T> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        by_tall_panels(simd, self.plan.n, self.columns.len(), &mut self, &());
+        let rows = rows_alike(self.plan, self.toward);
+        by_tall_panels(simd, rows, self.columns.len(), &mut self, &());
     }
 }
 
