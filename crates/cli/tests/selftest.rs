@@ -14,10 +14,10 @@ fn check(found: &[Value], device: &str, runs: usize, exchanges: usize) {
     let of = |part: &'static str| found.iter().filter(move |finding| finding["selftest"] == part);
     let is_exchange = |tried: &&Value| tried["name"].as_str().is_some_and(|name| name.contains("xchange"));
     let (exchanged, operations): (Vec<&Value>, Vec<_>) = of("operations").partition(is_exchange);
-    // Twenty-one families in each type, and in float32 eleven rows of known values and eight rules of optimizers.
+    // Twenty-two families in each type, and in float32 eleven rows of known values and eight rules of optimizers.
     let in_type = |dtype: &str| operations.iter().filter(|family| family["dtype"] == dtype).count();
-    assert_eq!(["f32", "bf16", "f16"].map(in_type), [40, 21, 21]);
-    assert_eq!((operations.len(), of("run").count(), exchanged.len()), (82, runs, exchanges));
+    assert_eq!(["f32", "bf16", "f16"].map(in_type), [41, 22, 22]);
+    assert_eq!((operations.len(), of("run").count(), exchanged.len()), (85, runs, exchanges));
     for tried in of("operations").chain(of("run")) {
         assert!(tried["failure"].is_null(), "{tried}");
         assert!(tried["apart"].as_f64() <= tried["tolerance"].as_f64(), "{tried}");
