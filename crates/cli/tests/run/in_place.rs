@@ -26,9 +26,12 @@ fn nodes_come_and_go_and_are_lost_and_the_result_has_the_same_bits() {
     assert_eq!(code, 143, "{said}");
     run.until_members(1);
     let [said] = run.ends_well([first]);
-    for words in ["its agent's connection ended; the others go on", "(restart 2 of 3)"] {
-        assert!(said.contains(words), "{words} in {said}");
-    }
+    // With or without a reason: what was sent to an agent that is killed may be refused.
+    let is_of_loss = |line: &str| {
+        line.contains("lost: its agent's connection ended") && line.ends_with("; the others go on")
+    };
+    assert!(said.lines().any(is_of_loss), "{said}");
+    assert!(said.contains("(restart 2 of 3)"), "{said}");
     assert!(!said.contains("starting all workers"), "{said}");
     run.has_the_bits_of_an_undisturbed_one(&[]);
 }
