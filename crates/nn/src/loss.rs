@@ -211,7 +211,7 @@ impl PartialEq for OwnLoss {
 ///
 /// Where the trainer shares samples out, among ranks, micro-batches or the batches of a step, labels count as in one batch of all of them.
 /// In a program's own loop each part's mean is by what its own labels count, and parts of unlike weights don't make up the whole: there
-/// [`MeanOver::All`] of each part helps, and [`Loss::counts`] with what to divide by in the end.
+/// [`Loss::over_all`] of each part does, and [`Loss::counts`] tells what to divide by in the end.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WeightedCrossEntropy {
     /// How much of the target is spread over all classes, in [0, 1), by their weights.

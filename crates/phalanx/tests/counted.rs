@@ -1,6 +1,9 @@
 //! Labels of which some count more than others, or not at all: they count as in one batch of all samples of a step, however these are
 //! shared out.
 
+mod losses;
+
+use losses::Losses;
 use phalanx::data::{BatchBuffers, Dataset, Input, Target};
 use phalanx::nn::optim::{Clip, Optimizer, Sgd};
 use phalanx::nn::{
@@ -11,7 +14,7 @@ use phalanx::parallel::{
     Axis, DataParallelConfig, DdpConfig, FsdpConfig, LocalConfig, ModelParallelConfig, StagesConfig,
 };
 use phalanx::tensor::{Device, Tensor};
-use phalanx::{Error, Evaluation, Event, Observer, OnNan, Quiet, Trainer, Worker, spawn};
+use phalanx::{Error, Evaluation, OnNan, Quiet, Trainer, Worker, spawn};
 use std::sync::{Arc, Mutex};
 
 const PAD: i64 = -100;
@@ -77,17 +80,6 @@ const TEST: Sequences = Sequences { len: 23, unlabelled: 2 };
 fn trainer(loss: &WeightedCrossEntropy) -> Trainer {
     let loss = Loss::WeightedCrossEntropy(loss.clone());
     Trainer { loss, batch_size: STEP, epochs: 2, shuffle: false, ..Trainer::default() }
-}
-
-#[derive(Default)]
-struct Losses(Vec<f64>);
-
-impl Observer for Losses {
-    fn event(&mut self, event: &Event) {
-        if let Event::Step { loss, .. } = event {
-            self.0.push(*loss);
-        }
-    }
 }
 
 struct Left {

@@ -1,8 +1,11 @@
 //! Frozen parameters stay what they are under every strategy, and the others learn what they learn on one device.
 
+mod losses;
+
+use losses::Losses;
 use phalanx::data::{CifarSet, Places, Silent, open, write_synthetic_cifar};
 use phalanx::recipe::LaidOut;
-use phalanx::{Event, Observer, Recipe, State, Trainer, Worker, spawn};
+use phalanx::{Recipe, State, Trainer, Worker, spawn};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -13,17 +16,6 @@ const TOLERANCE: f64 = 2e-4;
 const STEPS: u64 = 8;
 /// Samples of a step.
 const BATCH: usize = 24;
-
-#[derive(Default)]
-struct Losses(Vec<f64>);
-
-impl Observer for Losses {
-    fn event(&mut self, event: &Event) {
-        if let Event::Step { loss, .. } = event {
-            self.0.push(*loss);
-        }
-    }
-}
 
 /// The loss of every step; values by name, before and after.
 struct Trained {
