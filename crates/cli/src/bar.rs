@@ -108,6 +108,7 @@ impl Observer for TrainBar {
                 test_top5,
                 test_bits_per_byte,
                 test_perplexity,
+                test_metrics,
                 each_once,
                 skipped,
                 ..
@@ -129,6 +130,9 @@ impl Observer for TrainBar {
                     }
                     (None, Some(perplexity)) => line += &format!(", perplexity {perplexity:.2}"),
                     _ => {}
+                }
+                for (name, value) in test_metrics {
+                    line += &format!(", {name} {value:.4}");
                 }
                 if *each_once == Some(false) {
                     line += ", NOT each sample once";

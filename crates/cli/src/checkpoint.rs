@@ -2,7 +2,7 @@
 
 use crate::args::{Checkpoint, CheckpointArgs, WrongUsage};
 use crate::runs::checkpoints_of;
-use crate::say::{print, say};
+use crate::say::{harmless, print, say};
 use anyhow::{Result, bail};
 use phalanx::checkpoint::{CheckpointError, Converted, Manifest, Position, RunFacts, checkpoints, convert};
 use serde_json::json;
@@ -73,7 +73,7 @@ fn show(folders: &[PathBuf], json: bool) -> u8 {
 }
 
 fn describe(folder: &Path, manifest: &Manifest) -> String {
-    let Position { step, epoch, step_in_epoch, samples, plateau, best, .. } = manifest.position;
+    let Position { step, epoch, step_in_epoch, samples, plateau, best, .. } = &manifest.position;
     let RunFacts { seed, shuffle, dataset, global_batch, world_size, logical_shards, .. } = manifest.run;
     let mut text = format!("{}\n", folder.display());
     text +=
@@ -86,6 +86,9 @@ fn describe(folder: &Path, manifest: &Manifest) -> String {
         text += &format!("  best epoch {} with loss {:.4}", best.epoch, best.loss.0);
         text +=
             &best.accuracy.map_or_else(String::new, |share| format!(", accuracy {:.2}%", 100.0 * share.0));
+        for (name, value) in &best.metrics {
+            text += &format!(", {} {:.4}", harmless(name), value.0);
+        }
         text.push('\n');
     }
     if let Some(plateau) = plateau {

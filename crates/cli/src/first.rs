@@ -217,7 +217,7 @@ impl Observer for First<'_> {
             end.save_optimizer(&file("optimizer.safetensors"))?;
         }
         let Concluded { state, evaluation, stopped_early, .. } = end;
-        let best = state.progress.best;
+        let best = &state.progress.best;
         // A run that has only kept it since its best epoch has none.
         let best_model = Some(file(BEST)).filter(|path| best.is_some() && keeps_best && path.exists());
         let best_model = best_model.map(|path| path.display().to_string());
@@ -225,9 +225,9 @@ impl Observer for First<'_> {
             steps: state.progress.step,
             epochs: state.progress.epochs_begun(),
             seconds: start.elapsed().as_secs_f64(),
-            test_accuracy: evaluation.and_then(|e| e.accuracy),
+            test_accuracy: evaluation.as_ref().and_then(|e| e.accuracy),
             model: Some(model.display().to_string()),
-            best_epoch: best.map(|best| best.epoch),
+            best_epoch: best.as_ref().map(|best| best.epoch),
             best_model,
             stopped_early: *stopped_early,
         });

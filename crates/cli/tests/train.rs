@@ -97,7 +97,13 @@ fn the_best_epoch_and_the_running_mean_are_saved_and_patience_ends_the_run() {
     let folder = tempfile::tempdir().unwrap();
     // From the second epoch on nothing moves, so none of them is better than the first.
     let still = ["schedule.name=multi-step", "schedule.milestones=[1]", "schedule.gamma=0"];
-    let judging = ["train.patience=2", "train.keep_best=true", "model.dropout=0"];
+    let judging = [
+        "train.metrics=[macro_f1, balanced_accuracy]",
+        "train.watch=macro_f1",
+        "train.patience=2",
+        "train.keep_best=true",
+        "model.dropout=0",
+    ];
     let settings: Vec<&str> = still.iter().chain(&judging).flat_map(|setting| ["--set", setting]).collect();
     let run =
         |more: &[&str]| train(folder.path(), &[&["mnist-mini", "--json"], &settings[..], more].concat());
@@ -107,6 +113,16 @@ fn the_best_epoch_and_the_running_mean_are_saved_and_patience_ends_the_run() {
         (&done["epochs"], &done["best_epoch"], &done["stopped_early"]),
         (&3.into(), &0.into(), &true.into())
     );
+    let epochs: Vec<_> =
+        events.iter().filter(|e| e["event"] == "epoch").map(|e| &e["test_metrics"]).collect();
+    // The digits are about equally many, and none is much harder than the others.
+    let [f1, balanced] = ["macro_f1", "balanced_accuracy"].map(|name| epochs[0][name].as_f64().unwrap());
+    let accuracy = done["test_accuracy"].as_f64().unwrap();
+    assert!(
+        (f1 - accuracy).abs() < 0.05 && (balanced - accuracy).abs() < 0.05 && f1 != balanced,
+        "{epochs:?}"
+    );
+    assert!(epochs.iter().all(|epoch| *epoch == epochs[0]), "{epochs:?}");
     assert!(done["best_model"].as_str().unwrap().ends_with("plain/best.safetensors"), "{done}");
     let same = |run: &str, one: &str, other: &str| {
         let read = |name: &str| fs::read(folder.path().join(run).join(name)).unwrap();

@@ -29,6 +29,7 @@
 #![forbid(unsafe_code)]
 
 mod describe;
+mod metric;
 mod module;
 mod param;
 mod parameters;
@@ -71,6 +72,7 @@ pub use layers::transformer::{
     MultiheadAttention, TransformerDecoderLayer, TransformerEncoderLayer, TransformerLayerConfig,
 };
 pub use loss::{Loss, MeanOver, OwnLoss, WeightedCrossEntropy};
+pub use metric::Metric;
 pub use module::{CrossEntropyInParts, Ctx, Module, Role, Visitor};
 pub use param::{Init, Param};
 pub use parameters::{Mismatch, Parameters};

@@ -4,7 +4,7 @@
 use crate::error::Error;
 use crate::ranks::Ranks;
 use phalanx_comm::Trail;
-use phalanx_nn::{Ctx, Loss, Module, Parameters};
+use phalanx_nn::{Ctx, Loss, Metric, Module, Parameters};
 use phalanx_tensor::{DType, Later, LaterVec, Tensor, no_grad};
 
 /// A forward pass that is to be made, of samples that nothing is learned from.
@@ -109,6 +109,13 @@ impl<'a> Outputs<'a> {
         });
         self.settle()?;
         Ok(places.to_vec_later())
+    }
+
+    /// The sums that `metric` is made of, without labels that are `ignored`. Asked for and failing as [`Outputs::loss`].
+    pub fn sums_of(&self, metric: &Metric, ignored: Option<i64>) -> Result<LaterVec<f32>, Error> {
+        let sums = no_grad(|| metric.sums(&self.scores(), &self.target, ignored));
+        self.settle()?;
+        Ok(sums.to_vec_later())
     }
 
     /// The outputs in float32, row by row, with the scores of all classes. Asked for and failing as [`Outputs::loss`].

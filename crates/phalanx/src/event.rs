@@ -5,6 +5,7 @@ use crate::error::Error;
 use crate::trainer::{Evaluation, State};
 use phalanx_nn::Parameters;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Something that happened in training. The names are a contract.
@@ -83,6 +84,9 @@ pub enum Event {
         /// would be as hard.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         test_perplexity: Option<f64>,
+        /// What else test samples are judged by, by name ([`crate::Trainer::metrics`]); without those that are no numbers.
+        #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+        test_metrics: BTreeMap<String, f64>,
         /// How many samples the ranks have trained on.
         samples: u64,
         /// Whether these were all samples that were to be trained on, each once, by what the ranks say that they took. Not known

@@ -284,7 +284,10 @@ pub struct TrainRecipe {
     /// How much of the running mean of the weights each step keeps. Default: there is no mean.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ema: Option<f64>,
-    /// Which number of an evaluation is to get better: `loss`, the default, or `accuracy`.
+    /// What evaluations tell beside the loss and the accuracy. Default: nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<Vec<String>>,
+    /// Which number of an evaluation is to get better: `loss`, the default, `accuracy`, or one of the metrics.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub watch: Option<String>,
     /// How many epochs in a row may be no better than the best. Default: any number.

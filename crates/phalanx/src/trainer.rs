@@ -46,7 +46,7 @@ use listener::Listener;
 use phalanx_data::{Dataset, LoaderOptions, Resident, Supply};
 use phalanx_job::GoesOn;
 use phalanx_nn::optim::{Clip, Group, Rule};
-use phalanx_nn::{Loss, Module, Parameters, Plateau, Schedule};
+use phalanx_nn::{Loss, Metric, Module, Parameters, Plateau, Schedule};
 use phalanx_parallel::{DdpConfig, FsdpConfig, LocalConfig, ModelParallelConfig};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -100,6 +100,8 @@ pub struct Trainer {
     /// How much of the running mean of the weights each step keeps, in [0, 1). With it, evaluations go by the mean, which
     /// [`State::average`] holds in the end. Default: there is no mean.
     pub ema: Option<f64>,
+    /// What test samples are judged by, beside the loss and the accuracy. Default: nothing.
+    pub metrics: Vec<Metric>,
     /// Which number of an evaluation is to get better. Default: the loss.
     pub watch: Watch,
     /// Ends the run after so many epochs in a row that were no better than the best before. Default: no such end.
@@ -153,6 +155,7 @@ impl Default for Trainer {
             schedule: Schedule::default(),
             plateau: None,
             ema: None,
+            metrics: Vec::new(),
             watch: Watch::Loss,
             patience: None,
             best_file: None,
@@ -219,6 +222,12 @@ impl Trainer {
         wrong("clip.value", &of(value), "above 0", of(value) > 0.0)?;
         let is_time = warmup.epochs >= 0.0 && warmup.epochs.is_finite();
         wrong("schedule.warmup.epochs", &warmup.epochs, "0 or more", is_time)?;
+        let names: Vec<&str> = self.metrics.iter().map(Metric::name).collect();
+        let is_new = |(i, name): (usize, &&str)| !name.is_empty() && !names[..i].contains(name);
+        wrong("metrics", &names, "names, and each once", names.iter().enumerate().all(is_new))?;
+        if let Watch::Metric(name) = &self.watch {
+            wrong("watch", name, "the name of one of the metrics", self.metric(name).is_some())?;
+        }
         let (label_smoothing, weights) = match &self.loss {
             Loss::CrossEntropy { label_smoothing } => (*label_smoothing, &[][..]),
             Loss::WeightedCrossEntropy(of_some) => (of_some.label_smoothing, &of_some.weights[..]),
@@ -290,7 +299,7 @@ impl Trainer {
         let _in_place = if goes_on == GoesOn::Not { None } else { worker.go_on_in_place(goes_on) };
         // Whoever begins a run after one that failed finds nobody at its checkpoints.
         let interrupted = course.go_on(&mut state).inspect_err(|error| course.leave(error))?;
-        let evaluation = course.evaluation;
+        let evaluation = course.evaluation.take();
         drop(course);
         let stopped_early = interrupted.is_none() && self.lost_patience(&state.progress);
         let seconds = start.elapsed().as_secs_f64();

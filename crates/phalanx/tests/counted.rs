@@ -7,13 +7,14 @@ use losses::Losses;
 use phalanx::data::{BatchBuffers, Dataset, Input, Target};
 use phalanx::nn::optim::{Clip, Optimizer, Sgd};
 use phalanx::nn::{
-    Ctx, Linear, Loss, MeanOver, Module, Parameters, Relu, Sequential, WeightedCrossEntropy, Weights,
+    Ctx, Linear, Loss, MeanOver, Metric, Module, Parameters, Relu, Sequential, WeightedCrossEntropy, Weights,
 };
 use phalanx::parallel::pipeline::ScheduleKind;
 use phalanx::parallel::{
-    Axis, DataParallelConfig, DdpConfig, FsdpConfig, LocalConfig, ModelParallelConfig, StagesConfig,
+    Axis, Between, DataParallelConfig, DdpConfig, FsdpConfig, LocalConfig, ModelParallelConfig, Plan,
+    StagesConfig, Style,
 };
-use phalanx::tensor::{Device, Tensor};
+use phalanx::tensor::{DType, Device, Tensor};
 use phalanx::{Error, Evaluation, OnNan, Quiet, Trainer, Worker, spawn};
 use std::sync::{Arc, Mutex};
 
@@ -22,6 +23,8 @@ const PLACES: usize = 6;
 const CLASSES: usize = 5;
 const STEP: usize = 12;
 const LR: f64 = 0.5;
+/// The first half of a feed-forward layer, as ranks cut it.
+const UP: Style = Style::Outputs { dim: 0, groups: 1 };
 
 /// Sequences of 1 to 6 places, filled up to 6: those of some ranks are all short. The last samples have no label at all.
 struct Sequences {
@@ -79,7 +82,14 @@ const TEST: Sequences = Sequences { len: 23, unlabelled: 2 };
 
 fn trainer(loss: &WeightedCrossEntropy) -> Trainer {
     let loss = Loss::WeightedCrossEntropy(loss.clone());
-    Trainer { loss, batch_size: STEP, epochs: 2, shuffle: false, ..Trainer::default() }
+    Trainer { loss, batch_size: STEP, epochs: 2, shuffle: false, metrics: metrics(), ..Trainer::default() }
+}
+
+/// Metrics of labels that count, and how many labels there are at all, which is no share of anything.
+fn metrics() -> Vec<Metric> {
+    let labels = |_: &Tensor, labels: &Tensor| labels.ge(-1000.0).cast(DType::F32).sum_all().reshape([1]);
+    let labels = Metric::own("labels", 1, labels, |sums| sums[0]);
+    vec![Metric::macro_f1(CLASSES), Metric::balanced_accuracy(CLASSES), Metric::mean_iou(CLASSES), labels]
 }
 
 struct Left {
@@ -134,7 +144,12 @@ fn plainly(loss: &WeightedCrossEntropy) -> Left {
     let pairs = || y.to_vec::<i64>().into_iter().zip(told.iter().copied()).filter(|(label, _)| *label != PAD);
     let right = pairs().filter(|(label, told)| label == told).count() as f64;
     let accuracy = Some(right / pairs().count() as f64);
-    let evaluation = Evaluation { loss: loss.of(&scores, &y).item(), accuracy, top5: None };
+    let metrics = metrics().into_iter().map(|metric| {
+        let sums = metric.sums(&scores, &y, loss.ignored).to_vec::<f32>();
+        (metric.name().to_owned(), metric.value(&sums.into_iter().map(f64::from).collect::<Vec<_>>()))
+    });
+    let metrics = metrics.collect();
+    let evaluation = Evaluation { loss: loss.of(&scores, &y).item(), accuracy, top5: None, metrics };
     Left { losses, weights: parameters.to_weights(), evaluation }
 }
 
@@ -144,8 +159,11 @@ fn assert_alike(what: &str, got: &Left, want: &Left) {
     // Float32 sums in another order, growing over eight steps.
     let near = |a: f64, b: f64| (a - b).abs() < 2e-5;
     assert!(got.losses.iter().zip(&want.losses).all(|(a, b)| near(*a, *b)), "{what}: {:?}", got.losses);
-    let (a, b) = (got.evaluation, want.evaluation);
-    assert!(near(a.loss, b.loss) && a.accuracy == b.accuracy && a.top5 == b.top5, "{what}: {a:?}, not {b:?}");
+    let (a, b) = (&got.evaluation, &want.evaluation);
+    // What is counted is the same, and so is what is made of it.
+    let shares = |e: &Evaluation| (e.accuracy, e.top5, e.metrics.clone());
+    assert!(near(a.loss, b.loss) && shares(a) == shares(b), "{what}: {a:?}, not {b:?}");
+    assert_eq!(a.metrics["labels"], (TEST.len * PLACES) as f64, "{what}");
     for name in want.weights.names() {
         let of = |left: &Left| left.weights.get(name).unwrap().1.to_vec();
         assert!(of(got).iter().zip(&of(want)).all(|(a, b)| near((*a).into(), (*b).into())), "{what}: {name}");
@@ -171,19 +189,21 @@ fn labels_count_as_in_one_batch() {
         let local = LocalConfig::DataParallel(DataParallelConfig { others, model: of_model });
         assert_alike("three copies", &of_ranks(1, &Trainer { local, ..usual.clone() }), &want);
         let mesh = ModelParallelConfig {
-            mesh: vec![(Axis::Pipeline, 2)],
+            mesh: vec![(Axis::Tensor, 2)],
             bounds: Vec::new(),
             model,
-            plan: None,
-            stages: Some(StagesConfig {
-                blocks: vec![0..2, 2..3],
-                kind: ScheduleKind::OneFOneB,
-                micro_batches: 3,
-            }),
+            plan: Some(Plan::new(Between::Whole).with("0", UP).with("2", Style::Inputs { dim: 1 })),
+            stages: None,
             ddp: DdpConfig::default(),
             sharded: None,
             replays: false,
         };
+        let halves = Trainer { mesh: Some(mesh.clone()), batch_size: STEP / 2, ..usual.clone() };
+        assert_alike("two halves of each matrix, twice", &of_ranks(4, &halves), &want);
+        let kind = ScheduleKind::OneFOneB;
+        let stages = StagesConfig { blocks: vec![0..2, 2..3], kind, micro_batches: 3 };
+        let mesh =
+            ModelParallelConfig { mesh: vec![(Axis::Pipeline, 2)], plan: None, stages: Some(stages), ..mesh };
         let stages = Trainer { mesh: Some(mesh), batch_size: STEP / 2, ..usual.clone() };
         assert_alike("two stages, twice", &of_ranks(4, &stages), &want);
         // Shards have the same bits on any number of ranks.

@@ -13,6 +13,8 @@ const CHARTS = [
   { title: "learning rate", of: (c) => [c.step, c.lr], zero: true },
   { title: "workers", of: (c) => [c.step, c.workers], zero: true, steps: true },
 ];
+// A chart for each number of programs' own comes behind these.
+const OWN_FROM = 3, MOST_OWN = 32;
 const WIDTH = 520, HEIGHT = 220, LEFT = 56, RIGHT = 8, TOP = 10, BOTTOM = 24;
 const LOOK_MS = 2000;
 
@@ -67,6 +69,14 @@ function smoothed(values, weight) {
     seen = weight * seen + (1 - weight);
     return mean / seen;
   });
+}
+
+function figureOf(chart) {
+  const figure = element("figure");
+  const caption = element("figcaption", {}, chart.title);
+  caption.append(element("output"));
+  figure.append(caption);
+  return figure;
 }
 
 function draw(chart, figure) {
@@ -141,6 +151,21 @@ function draw(chart, figure) {
   figure.append(svg);
 }
 
+// Charts for numbers that no other run has had.
+function addOwn() {
+  const names = runs.flatMap((run) => (curves.get(run.name)?.epochs ?? []).flatMap((e) => Object.keys(e.test_metrics)));
+  const own = CHARTS.filter((chart) => chart.own).map((chart) => chart.own);
+  for (const name of new Set(names.filter((name) => !own.includes(name)))) {
+    if (own.length === MOST_OWN) return;
+    const those = (c) => c.epochs.filter((e) => name in e.test_metrics);
+    const chart = { title: `test ${name}`, own: name, of: (c) => [those(c).map((e) => e.step), those(c).map((e) => e.test_metrics[name])] };
+    const at = OWN_FROM + own.length;
+    CHARTS.splice(at, 0, chart);
+    by("charts").insertBefore(figureOf(chart), by("charts").children[at]);
+    own.push(name);
+  }
+}
+
 function redraw() {
   CHARTS.forEach((chart, i) => draw(chart, by("charts").children[i]));
 }
@@ -202,6 +227,7 @@ async function look() {
     runs = found;
     by("told").textContent = `${runs.length} run${runs.length === 1 ? "" : "s"}, as of ${new Date().toLocaleTimeString()}`;
     list();
+    addOwn();
     redraw();
   } catch (error) {
     by("told").textContent = `nothing new: ${error.message}`;
@@ -210,13 +236,7 @@ async function look() {
   }
 }
 
-by("charts").append(...CHARTS.map((chart) => {
-  const figure = element("figure");
-  const caption = element("figcaption", {}, chart.title);
-  caption.append(element("output"));
-  figure.append(caption);
-  return figure;
-}));
+by("charts").append(...CHARTS.map(figureOf));
 by("smooth").addEventListener("input", redraw);
 by("log").addEventListener("change", redraw);
 look();

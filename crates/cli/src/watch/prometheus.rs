@@ -29,6 +29,9 @@ const OF_RUNS: [OfRun; 15] = [
     }),
 ];
 
+/// The numbers of a program's own.
+const OF_METRICS: &str = "phalanx_run_test_metric";
+
 /// A number of a GPU.
 type OfGpu = (&'static str, &'static str, fn(&Shown) -> Option<f64>);
 
@@ -51,6 +54,13 @@ pub(super) fn text(runs: &[Summary], gpus: &[Shown]) -> String {
         let labels = |run: &Summary| format!("run=\"{}\"", escaped(&run.name));
         family(&mut text, name, help, runs.iter().map(|run| (labels(run), of(run))));
     }
+    let metrics = runs.iter().flat_map(|run| {
+        run.test_metrics.iter().map(|(metric, value)| {
+            let labels = format!("run=\"{}\",metric=\"{}\"", escaped(&run.name), escaped(metric));
+            (labels, Some(*value))
+        })
+    });
+    family(&mut text, OF_METRICS, "What else the last evaluation told, by its name.", metrics);
     for (name, help, of) in OF_GPUS {
         let labels = |gpu: &Shown| {
             format!("gpu=\"{}\",name=\"{}\"", gpu.index, escaped(gpu.name.as_deref().unwrap_or_default()))
@@ -87,19 +97,22 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::run::Run;
-    use super::super::run::tests::step;
+    use super::super::run::tests::{epoch, step};
     use super::*;
 
     #[test]
     fn each_number_has_its_help_and_a_line_for_each_run_that_has_it() {
         let mut run = Run::new("a \"run\"\\".into());
         run.hear(&step(4, f64::NAN));
+        run.hear(&epoch(&[("macro_f1", 0.5), ("a \"share\"", -1.0)]));
         let text = text(&[run.summary(), Run::new("b".into()).summary()], &[]);
         assert!(
             text.contains("# TYPE phalanx_run_loss gauge\nphalanx_run_loss{run=\"a \\\"run\\\"\\\\\"} NaN\n")
         );
         assert!(text.contains("phalanx_run_steps_made{run=\"b\"} 0\n"), "{text}");
         assert!(!text.contains("phalanx_run_loss{run=\"b\"}"), "{text}");
+        let metrics = "phalanx_run_test_metric{run=\"a \\\"run\\\"\\\\\",metric=\"a \\\"share\\\"\"} -1\n";
+        assert!(text.contains(metrics) && text.contains("metric=\"macro_f1\"} 0.5\n"), "{text}");
         assert!(text.contains("phalanx_run_step_seconds{run=\"a \\\"run\\\"\\\\\"} 0.004\n"), "{text}");
     }
 }

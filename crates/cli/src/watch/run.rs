@@ -2,10 +2,13 @@
 
 use phalanx::Event;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// So many steps of a run are kept at most; where there are more, every second one is forgotten, again and again.
 const MOST_STEPS: usize = 1 << 14;
+/// Numbers of a program's own that an evaluation tells.
+const MOST_METRICS: usize = 32;
 /// What is told of a run beside its numbers.
 const MOST_MARKS: usize = 1000;
 
@@ -25,7 +28,7 @@ pub(super) struct Step {
 }
 
 /// An epoch that is over.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Epoch {
     pub(super) epoch: u64,
     /// How many steps were made by then.
@@ -33,6 +36,8 @@ pub(super) struct Epoch {
     pub(super) samples_per_s: f64,
     pub(super) test_loss: Option<f64>,
     pub(super) test_accuracy: Option<f64>,
+    /// The first few.
+    pub(super) test_metrics: BTreeMap<String, f64>,
 }
 
 /// Something that happened between two steps.
@@ -118,6 +123,8 @@ pub(super) struct Summary {
     pub(super) samples_per_s: Option<f64>,
     pub(super) test_loss: Option<f64>,
     pub(super) test_accuracy: Option<f64>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) test_metrics: BTreeMap<String, f64>,
     pub(super) checkpoints: u64,
     pub(super) memberships: u64,
     /// When it told something last, in seconds since 1970.
@@ -161,11 +168,20 @@ impl Run {
                     halve(&mut self.made);
                 }
             }
-            &Event::Epoch { epoch, samples_per_s, test_loss, test_accuracy, .. } => {
+            &Event::Epoch { epoch, samples_per_s, test_loss, test_accuracy, ref test_metrics, .. } => {
+                let few = test_metrics.iter().take(MOST_METRICS);
+                let test_metrics = few.map(|(name, value)| (name.clone(), *value)).collect();
                 // Not each step is told of.
                 let end = self.steps_per_epoch.saturating_mul(epoch.saturating_add(1)).min(self.steps);
                 let step = self.steps_made().max(end);
-                self.epochs.push(Epoch { epoch, step, samples_per_s, test_loss, test_accuracy });
+                self.epochs.push(Epoch {
+                    epoch,
+                    step,
+                    samples_per_s,
+                    test_loss,
+                    test_accuracy,
+                    test_metrics,
+                });
                 if self.epochs.len() > MOST_STEPS {
                     halve(&mut self.epochs);
                 }
@@ -236,6 +252,7 @@ impl Run {
             samples_per_s: self.samples_per_s(),
             test_loss: judged.and_then(|epoch| epoch.test_loss),
             test_accuracy: judged.and_then(|epoch| epoch.test_accuracy),
+            test_metrics: judged.map(|epoch| epoch.test_metrics.clone()).unwrap_or_default(),
             checkpoints: self.checkpoints,
             memberships: self.memberships,
             told_at: self.written.and_then(|at| Some(at.duration_since(UNIX_EPOCH).ok()?.as_secs_f64())),
@@ -275,6 +292,24 @@ pub(super) mod tests {
         }
     }
 
+    /// The first one, judged by these.
+    pub(in crate::watch) fn epoch(metrics: &[(&str, f64)]) -> Event {
+        Event::Epoch {
+            epoch: 0,
+            seconds: 1.0,
+            samples_per_s: 80.0,
+            test_loss: Some(0.25),
+            test_accuracy: None,
+            test_top5: None,
+            test_bits_per_byte: None,
+            test_perplexity: None,
+            test_metrics: metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect(),
+            samples: 80,
+            each_once: None,
+            skipped: 0,
+        }
+    }
+
     #[test]
     fn a_run_of_any_length_is_kept_in_bounds_with_its_first_and_last_step() {
         let mut run = Run::new("long".into());
@@ -290,6 +325,18 @@ pub(super) mod tests {
         run.hear(&step(3, 1.0));
         assert_eq!((run.steps_made(), run.beginnings), (4, 1));
         assert!(run.clock().all(f64::is_finite));
+    }
+
+    #[test]
+    fn the_numbers_of_the_last_evaluation_are_told_up_to_a_bound() {
+        let mut run = Run::new("judged".into());
+        run.hear(&step(9, 1.0));
+        run.hear(&epoch(&[("mean_iou", 0.5), ("dice", 0.75)]));
+        let summary = run.summary();
+        assert_eq!(summary.test_metrics, BTreeMap::from([("mean_iou".into(), 0.5), ("dice".into(), 0.75)]));
+        let many: Vec<String> = (0..1000).map(|i| i.to_string()).collect();
+        run.hear(&epoch(&many.iter().map(|name| (&name[..], 0.0)).collect::<Vec<_>>()));
+        assert_eq!(run.summary().test_metrics.len(), MOST_METRICS);
     }
 
     #[test]

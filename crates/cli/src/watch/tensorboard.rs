@@ -136,10 +136,11 @@ fn of_step(made: &Step) -> Vec<(&'static str, f64)> {
     tags
 }
 
-fn of_epoch(epoch: &Epoch) -> Vec<(&'static str, f64)> {
-    let mut tags = vec![("time/samples_per_s", epoch.samples_per_s)];
-    tags.extend(epoch.test_loss.map(|loss| ("test/loss", loss)));
-    tags.extend(epoch.test_accuracy.map(|accuracy| ("test/accuracy", accuracy)));
+fn of_epoch(epoch: &Epoch) -> Vec<(String, f64)> {
+    let mut tags = vec![("time/samples_per_s".to_owned(), epoch.samples_per_s)];
+    tags.extend(epoch.test_loss.map(|loss| ("test/loss".to_owned(), loss)));
+    tags.extend(epoch.test_accuracy.map(|accuracy| ("test/accuracy".to_owned(), accuracy)));
+    tags.extend(epoch.test_metrics.iter().map(|(name, value)| (format!("test/{name}"), *value)));
     tags
 }
 
@@ -199,9 +200,12 @@ fn event(clock: f64, step: Option<u64>, what: &Field) -> Vec<u8> {
 }
 
 /// A `Summary`: a `Value` for each tag.
-fn summary(tags: &[(&str, f64)]) -> Field {
-    let value = |(tag, number): &(&str, f64)| {
-        Field::Bytes(1, message(&[Field::Bytes(1, tag.as_bytes().to_vec()), Field::Float(2, *number as f32)]))
+fn summary<Tag: AsRef<str>>(tags: &[(Tag, f64)]) -> Field {
+    let value = |(tag, number): &(Tag, f64)| {
+        Field::Bytes(
+            1,
+            message(&[Field::Bytes(1, tag.as_ref().as_bytes().to_vec()), Field::Float(2, *number as f32)]),
+        )
     };
     Field::Bytes(5, message(&tags.iter().map(value).collect::<Vec<_>>()))
 }

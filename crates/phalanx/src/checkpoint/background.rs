@@ -89,7 +89,7 @@ impl Background {
                         News::Part(snapshot, files)
                     }
                     Job::Commit(position, files, begun) => {
-                        let committed = store.commit(position, files, *run, origin);
+                        let committed = store.commit(&position, files, *run, origin);
                         News::Written(snapshot, Written::of(&store, position.step, committed, begun))
                     }
                 };

@@ -39,7 +39,7 @@ pub fn convert(folder: &Path, parts: usize, root: &Path) -> Result<Converted, Ch
         Sources::open(folder, &manifest, holds)?.map_or_else(|| Ok(Vec::new()), |it| it.rewrite(parts, &made))
     });
     let files = files.collect::<Result<Vec<_>, _>>().map(|files| files.concat());
-    store.commit(manifest.position, files, manifest.run, &manifest.origin)?;
+    store.commit(&manifest.position, files, manifest.run, &manifest.origin)?;
     Ok(Converted { manifest: Manifest::read(&made)?, folder: made })
 }
 

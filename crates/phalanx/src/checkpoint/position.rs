@@ -5,9 +5,10 @@ use crate::trainer::{Best, Evaluation, LossScale, Progress, Used};
 use phalanx_nn::Plateaued;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::collections::BTreeMap;
 
 /// How far a run was.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Position {
     /// Steps that were made.
     pub step: u64,
@@ -58,7 +59,7 @@ pub struct PlateauPosition {
 }
 
 /// See [`Best`].
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields are those of Best")]
 pub struct BestPosition {
     pub epoch: u64,
@@ -66,6 +67,8 @@ pub struct BestPosition {
     pub accuracy: Option<Exact>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub top5: Option<Exact>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub metrics: BTreeMap<String, Exact>,
 }
 
 /// A number as a text that gives the same bits back. JSON has no infinity, and its readers may round.
@@ -87,7 +90,7 @@ impl<'de> Deserialize<'de> for Exact {
 
 impl From<&Progress> for Position {
     fn from(progress: &Progress) -> Position {
-        let &Progress { step, epoch, step_in_epoch, samples, used, plateau, best, loss_scale } = progress;
+        let &Progress { step, epoch, step_in_epoch, samples, used, plateau, ref best, loss_scale } = progress;
         let Plateaued { factor, best: lowest, waited, cooling } = plateau;
         let judged = PlateauPosition { factor: Exact(factor), best: lowest.map(Exact), waited, cooling };
         Position {
@@ -97,11 +100,16 @@ impl From<&Progress> for Position {
             samples,
             used: used.map(|Used { samples, digest }| UsedPosition { samples, digest }),
             plateau: (plateau != Plateaued::default()).then_some(judged),
-            best: best.map(|Best { epoch, evaluation: Evaluation { loss, accuracy, top5 } }| BestPosition {
+            best: best.as_ref().map(|&Best { epoch, ref evaluation }| BestPosition {
                 epoch,
-                loss: Exact(loss),
-                accuracy: accuracy.map(Exact),
-                top5: top5.map(Exact),
+                loss: Exact(evaluation.loss),
+                accuracy: evaluation.accuracy.map(Exact),
+                top5: evaluation.top5.map(Exact),
+                metrics: evaluation
+                    .metrics
+                    .iter()
+                    .map(|(name, value)| (name.clone(), Exact(*value)))
+                    .collect(),
             }),
             loss_scale: loss_scale.map(|LossScale { factor, good_steps }| LossScalePosition {
                 factor: Exact(factor),
@@ -127,6 +135,7 @@ impl From<Position> for Progress {
                 loss: best.loss.0,
                 accuracy: best.accuracy.map(|share| share.0),
                 top5: best.top5.map(|share| share.0),
+                metrics: best.metrics.into_iter().map(|(name, value)| (name, value.0)).collect(),
             },
         });
         let loss_scale = loss_scale
@@ -142,7 +151,9 @@ mod tests {
     #[test]
     fn progress_survives_the_manifest_to_the_last_bit() {
         for loss in [0.1 + 0.2, f64::MIN_POSITIVE / 3.0, 1e300, f64::INFINITY] {
-            let evaluation = Evaluation { loss, accuracy: Some(1.0 / 3.0), top5: Some(0.7) };
+            let metrics =
+                [("macro_f1".to_owned(), 1.0 / 7.0), ("of \"mine\"".to_owned(), f64::INFINITY)].into();
+            let evaluation = Evaluation { loss, accuracy: Some(1.0 / 3.0), top5: Some(0.7), metrics };
             let plateau = Plateaued { factor: 0.1f64.powi(3), best: Some(loss), waited: 2, cooling: 1 };
             let best = Some(Best { epoch: 4, evaluation });
             let used = Some(Used { samples: 640, digest: u64::MAX - 1 });

@@ -160,7 +160,7 @@ impl Store {
         // What a killed writer left. Or a whole one of this step: the run has passed it over as broken, and was here before.
         self.remove(&folder)?;
         let files = self.write_files(&folder, snapshot, contents, PartOf::WHOLE);
-        self.conclude(folder, files, snapshot.position, run, origin)
+        self.conclude(folder, files, &snapshot.position, run, origin)
     }
 
     /// Writes one of the parts of a checkpoint, which is none before [`Store::commit`].
@@ -183,7 +183,7 @@ impl Store {
     /// Makes a checkpoint of the parts that were written of it, or removes them if one couldn't be.
     pub(super) fn commit(
         &self,
-        position: Position,
+        position: &Position,
         files: Result<Vec<FileEntry>, CheckpointError>,
         run: RunFacts,
         origin: &Origin,
@@ -213,7 +213,7 @@ impl Store {
         &self,
         folder: PathBuf,
         files: Result<Vec<FileEntry>, CheckpointError>,
-        position: Position,
+        position: &Position,
         run: RunFacts,
         origin: &Origin,
     ) -> Result<PathBuf, CheckpointError> {
@@ -265,12 +265,13 @@ impl Store {
         &self,
         folder: &Path,
         files: Vec<FileEntry>,
-        position: Position,
+        position: &Position,
         run: RunFacts,
         origin: &Origin,
     ) -> Result<(), CheckpointError> {
         let disk = &*self.disk;
-        let (version, origin) = (manifest::version_of(&files, &run), origin.clone());
+        let (version, position, origin) =
+            (manifest::version_of(&files, &run), position.clone(), origin.clone());
         self.check()?;
         let manifest = Manifest { version, position, run, origin, files };
         let (unnamed, named) = (folder.join(UNNAMED), folder.join(manifest::FILE));

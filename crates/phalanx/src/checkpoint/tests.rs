@@ -79,7 +79,7 @@ impl Run {
             let contents = self.contents.part(params, number == 0);
             files.extend(store.write_part(&snapshot, &contents, PartOf { number, of: 2 })?);
         }
-        store.commit((&self.state.progress).into(), Ok(files), RUN, &Origin::default())?;
+        store.commit(&Position::from(&self.state.progress), Ok(files), RUN, &Origin::default())?;
         store.prune(step)
     }
 
@@ -201,13 +201,13 @@ fn a_part_that_is_not_here_or_was_not_written_is_named_and_nothing_is_left() {
     run.write_together(&store, 20).unwrap();
     let files = Manifest::read(&folder.path().join("step-20")).unwrap().files;
     let position = Position { step: 30, ..Position::default() };
-    let error = store.commit(position, Ok(files), RUN, &Origin::default()).unwrap_err().to_string();
+    let error = store.commit(&position, Ok(files), RUN, &Origin::default()).unwrap_err().to_string();
     assert!(
         error.contains("step-30/model-00001-of-00002.safetensors: a rank has written its part"),
         "{error}"
     );
     let said = [br#"{"Ok":[]}"#.to_vec(), br#"{"Err":"the disk is full"}"#.to_vec()];
-    let error = store.commit(position, together(&said), RUN, &Origin::default()).unwrap_err().to_string();
+    let error = store.commit(&position, together(&said), RUN, &Origin::default()).unwrap_err().to_string();
     assert_eq!(error, "rank 1: the disk is full");
     assert_eq!(names(folder.path()), ["step-20"]);
 }
@@ -257,7 +257,7 @@ fn a_checkpoint_of_ten_gigabytes_is_converted_within_little_memory() {
         let tensors::Sums { bytes, crc32 } = chunks.finish().unwrap();
         files.push(FileEntry { name, holds, bytes, chunk: manifest::CHUNK as u64, crc32 });
     }
-    store.commit(Position { step: 3, ..Position::default() }, Ok(files), RUN, &Origin::default()).unwrap();
+    store.commit(&Position { step: 3, ..Position::default() }, Ok(files), RUN, &Origin::default()).unwrap();
     let start = Instant::now();
     let converted = convert(&step, 8, &folder.path().join("eight")).unwrap();
     let bytes: u64 = converted.manifest.files.iter().map(|file| file.bytes).sum();

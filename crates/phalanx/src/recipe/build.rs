@@ -13,7 +13,7 @@ use phalanx_nn::models::{
 };
 use phalanx_nn::optim::{Adadelta, Adam, AdamW, Clip, Group, Members, RmsProp, Rule, Sgd};
 use phalanx_nn::{
-    Anneal, BadFreeze, Curve, Linear, Loss, Module, OneCycle, Plateau, Schedule, Unit, Warmup,
+    Anneal, BadFreeze, Curve, Linear, Loss, Metric, Module, OneCycle, Plateau, Schedule, Unit, Warmup,
     WeightedCrossEntropy, freeze,
 };
 use phalanx_parallel::{BetweenGpus, Compress, DdpConfig, FsdpConfig, PowerSgdConfig, Sharded};
@@ -310,6 +310,16 @@ impl Recipe {
         }
     }
 
+    fn metrics(&self) -> Vec<Metric> {
+        let metric = |name: &String| match name.as_str() {
+            "macro_f1" => Metric::macro_f1(self.classes()),
+            "balanced_accuracy" => Metric::balanced_accuracy(self.classes()),
+            "mean_absolute_error" => Metric::mean_absolute_error(),
+            other => unreachable!("the table of keys lets no metric {other} pass"),
+        };
+        self.train.metrics.iter().flatten().map(metric).collect()
+    }
+
     pub(super) fn schedule(&self) -> Schedule {
         let ScheduleRecipe { name, step_size, milestones, gamma, floor, epochs, .. } = &self.schedule;
         let gamma = gamma.unwrap_or(GAMMA);
@@ -398,9 +408,11 @@ impl Recipe {
             },
             ema: self.train.ema,
             sharded: self.sharded(),
+            metrics: self.metrics(),
             watch: match self.train.watch.as_deref() {
+                None | Some("loss") => Watch::Loss,
                 Some("accuracy") => Watch::Accuracy,
-                _ => Watch::Loss,
+                Some(metric) => Watch::Metric(metric.to_owned()),
             },
             patience: self.train.patience,
             loader: self.loader(),

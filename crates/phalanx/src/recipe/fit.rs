@@ -29,6 +29,12 @@ const AUTOENCODER: &[&str] = &["autoencoder"];
 const GPT: &[&str] = &["gpt"];
 const LINE: &[&str] = &["linear-regression"];
 
+/// What evaluations tell unasked.
+const BASIC: &[&str] = &["loss", "accuracy"];
+/// What evaluations of values, and of classes, tell.
+const OF_VALUES: &[&str] = &["loss", "mean_absolute_error"];
+const OF_CLASSES: &[&str] = &["loss", "accuracy", "macro_f1", "balanced_accuracy"];
+
 const NEEDS: &[Need] = &[
     need(CLASSIFIERS, "data.name", "", DIGITS),
     need(CLASSIFIERS, "data.targets", "own", &["own"]),
@@ -41,8 +47,10 @@ const NEEDS: &[Need] = &[
     need(GPT, "data.name", "", &["text"]),
     need(GPT, "train.loss", "", &["cross-entropy"]),
     need(GPT, "train.watch", "loss", &["loss"]),
-    need(AUTOENCODER, "train.watch", "loss", &["loss"]),
-    need(LINE, "train.watch", "loss", &["loss"]),
+    need(AUTOENCODER, "train.watch", "loss", OF_VALUES),
+    need(LINE, "train.watch", "loss", OF_VALUES),
+    need(CLASSIFIERS, "train.watch", "loss", OF_CLASSES),
+    need(RESNETS, "train.watch", "loss", OF_CLASSES),
     need(LINE, "data.name", "", &["linear-regression"]),
     need(LINE, "train.loss", "", &["mse"]),
 ];
@@ -87,11 +95,12 @@ pub(super) fn check_size(origin: &str, model: &str, size: [usize; 2]) -> Result<
     Err(RecipeError::bad(origin, "data.size", expected, format!("{}x{}", size[0], size[1])))
 }
 
-/// How many classes a dataset of colour images has, where its name says so.
+/// How many classes a dataset of images has, where its name says so.
 pub(super) fn classes(dataset: &str) -> Option<usize> {
     match dataset {
         "cifar10" => Some(10),
         "cifar100" => Some(100),
+        name if DIGITS.contains(&name) => Some(10),
         _ => None,
     }
 }
@@ -115,6 +124,25 @@ fn check_counts(origin: &str, table: &Table) -> Result<(), RecipeError> {
         if !width.is_multiple_of(heads) {
             return refuse("model.heads", format!("a divisor of model.width = {width}"), heads.to_string());
         }
+    }
+    let metrics = value("train", "metrics").and_then(toml::Value::as_array);
+    let metrics: Vec<&str> = metrics.into_iter().flatten().filter_map(toml::Value::as_str).collect();
+    let told = NEEDS.iter().find(|need| need.key == "train.watch" && need.models.contains(&model));
+    let told = told.map_or(&[][..], |need| need.fitting);
+    if let Some(unfit) = metrics.iter().find(|metric| !told.contains(metric)) {
+        let fitting: Vec<&str> = told.iter().copied().filter(|number| !BASIC.contains(number)).collect();
+        let expected = format!("a list of some of {} for the model {model}", fitting.join(", "));
+        let none = format!("left out for the model {model}");
+        return refuse(
+            "train.metrics",
+            if fitting.is_empty() { none } else { expected },
+            (*unfit).to_owned(),
+        );
+    }
+    let watch = Some(word("train", "watch")).filter(|watch| !watch.is_empty() && !BASIC.contains(watch));
+    if let Some(watch) = watch.filter(|watch| !metrics.contains(watch)) {
+        let expected = format!("a list with {watch} in it beside train.watch = {watch}");
+        return refuse("train.metrics", expected, metrics.join(", "));
     }
     let augment = value("data", "augment").and_then(toml::Value::as_bool);
     if augment == Some(true) && !PICTURES.contains(&dataset) {

@@ -46,6 +46,8 @@ pub enum Kind {
     Positives(Option<usize>),
     /// One of these words.
     OneOf(&'static [&'static str]),
+    /// Some of these words, each once.
+    SomeOf(&'static [&'static str]),
     /// Names, in which `*` stands for any characters.
     Names,
 }
@@ -60,7 +62,7 @@ const fn must(path: &'static str, kind: Kind, about: &'static str) -> Key {
 
 use Kind::{
     Between, Count, Flag, Fraction, Names, NotNegative, NotNegatives, Number, OneOf, Positive, Positives,
-    Share, Shares,
+    Share, Shares, SomeOf,
 };
 
 /// Outputs of a last layer.
@@ -116,6 +118,8 @@ const SCHEDULES: &[&str] =
     &["constant", "step", "multi-step", "cosine", "linear", "inverse-sqrt", "one-cycle", "plateau"];
 const ONE_CYCLE: &[&str] = &["one-cycle"];
 const PLATEAU: &[&str] = &["plateau"];
+
+const METRICS: &[&str] = &["macro_f1", "balanced_accuracy", "mean_absolute_error"];
 
 const STRATEGIES: &[&str] = &["ddp", "fsdp", "dp", "place", "pipeline"];
 /// Those of workers with one device each.
@@ -339,7 +343,18 @@ pub const KEYS: &[Key] = &[
         &[],
         "how much of a running mean of the weights each step keeps; it is what is evaluated",
     ),
-    row("train.watch", OneOf(&["loss", "accuracy"]), &[], "which number of the evaluations is to get better"),
+    row(
+        "train.metrics",
+        SomeOf(METRICS),
+        &[],
+        "what evaluations tell beside the loss and the accuracy, as in [macro_f1]",
+    ),
+    row(
+        "train.watch",
+        OneOf(&["loss", "accuracy", "macro_f1", "balanced_accuracy", "mean_absolute_error"]),
+        &[],
+        "which number of the evaluations is to get better",
+    ),
     row("train.patience", Count(1), &[], "ends the run after so many epochs in a row that were no better"),
     row("train.keep_best", Flag, &[], "whether best.safetensors is kept beside the model"),
     row(
@@ -512,7 +527,7 @@ impl Key {
                 .collect::<Option<Vec<_>>>()
                 .map(Value::Array),
             Kind::OneOf(_) => Some(Value::String(text.trim_matches('"').to_owned())),
-            Kind::Names => {
+            Kind::Names | Kind::SomeOf(_) => {
                 let name = |text: &str| Value::String(text.trim().trim_matches(['"', '\'']).to_owned());
                 let text = text.trim();
                 let inside = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
@@ -554,6 +569,10 @@ impl Key {
             Kind::Positives(Some(n)) => all(n, &|x| x > 0.0),
             Kind::Positives(None) => value.as_array().is_some_and(|numbers| all(numbers.len(), &|x| x > 0.0)),
             Kind::OneOf(words) => value.as_str().is_some_and(|text| words.contains(&text)),
+            Kind::SomeOf(words) => value.as_array().is_some_and(|some| {
+                let is_right = |word: &Value| word.as_str().is_some_and(|word| words.contains(&word));
+                some.iter().enumerate().all(|(i, word)| is_right(word) && !some[..i].contains(word))
+            }),
             Kind::Names => value.as_array().is_some_and(|names| {
                 names.iter().all(|name| name.as_str().is_some_and(|name| !name.is_empty()))
             }),
@@ -563,6 +582,13 @@ impl Key {
         }
         let close = match (self.kind, value.as_str()) {
             (Kind::OneOf(words), Some(text)) => nearest(text, words.iter().copied()),
+            (Kind::SomeOf(words), _) => value
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(Value::as_str)
+                .filter(|text| !words.contains(text))
+                .find_map(|text| nearest(text, words.iter().copied())),
             _ => None,
         };
         Err(self.refuse(origin, value.to_string(), close))
@@ -596,6 +622,7 @@ impl Kind {
             Kind::Positives(Some(n)) => format!("{n} numbers above 0"),
             Kind::Positives(None) => "a list of numbers above 0, as in [30, 60]".to_owned(),
             Kind::OneOf(words) => format!("one of {}", words.join(", ")),
+            Kind::SomeOf(words) => format!("a list of some of {}, each once", words.join(", ")),
             Kind::Names => "a list of names, as in [\"conv1.*\", \"*.bias\"]".to_owned(),
         }
     }

@@ -41,6 +41,7 @@ fn every_key_can_be_set_where_it_has_a_meaning() {
             Kind::NotNegatives(4) => "[0, 0.4, 0.25, 0.5]",
             Kind::NotNegatives(_) | Kind::Positives(_) => "[0.5, 0.25, 1]",
             Kind::OneOf(words) => words[words.len() - 1],
+            Kind::SomeOf(words) => words[0],
             Kind::Names => "[\"conv1.*\", fc1.bias]",
         };
         let (chooser, _) = key.chooser();
@@ -53,6 +54,8 @@ fn every_key_can_be_set_where_it_has_a_meaning() {
             // The width of the recipe falls into so many heads, and this one into its heads.
             "model.heads" => "8",
             "model.width" => "12",
+            // What evaluations of the recipe tell unasked.
+            "train.watch" => "accuracy",
             _ => value,
         };
         let mut assignments = vec![format!("{}={value}", key.path)];
@@ -171,6 +174,19 @@ fn words_become_parts() {
     let judging = ["train.ema=0.99", "train.watch=accuracy", "train.patience=4"];
     let trainer = set("mnist", &judging).unwrap().trainer().unwrap();
     assert_eq!((trainer.ema, trainer.watch, trainer.patience), (Some(0.99), Watch::Accuracy, Some(4)));
+    assert!(trainer.metrics.is_empty());
+    let judging = ["train.metrics=[balanced_accuracy, macro_f1]", "train.watch=macro_f1"];
+    for (recipe, classes) in [("mnist", 10), ("cifar10-resnet18", 12)] {
+        let head = ["model.head=12"].into_iter().filter(|_| classes == 12);
+        let sets: Vec<&str> = judging.into_iter().chain(head).collect();
+        let trainer = set(recipe, &sets).unwrap().trainer().unwrap();
+        let told: Vec<(&str, usize)> = trainer.metrics.iter().map(|m| (m.name(), m.n_sums())).collect();
+        assert_eq!(told, [("balanced_accuracy", 3 * classes), ("macro_f1", 3 * classes)]);
+        assert_eq!(trainer.watch, Watch::Metric("macro_f1".into()));
+    }
+    let errors = ["train.metrics=[mean_absolute_error]", "train.watch=mean_absolute_error"];
+    let trainer = set("linear-regression", &errors).unwrap().trainer().unwrap();
+    assert_eq!(trainer.metrics[0].name(), "mean_absolute_error");
 }
 
 #[test]
@@ -584,7 +600,17 @@ fn parts_that_do_not_fit_are_refused_by_name() {
         ("mnist-autoencoder", "data.targets=own", ["needs data.targets = inputs", "got: own"]),
         ("gpt", "data.name=mnist", ["needs data.name = text", "got: mnist"]),
         ("gpt", "model.heads=3", ["model.heads must be a divisor of model.width = 128", "got: 3"]),
-        ("linear-regression", "train.watch=accuracy", ["needs train.watch = loss", "got: accuracy"]),
+        ("linear-regression", "train.watch=accuracy", ["needs train.watch = loss or", "got: accuracy"]),
+        ("linear-regression", "train.metrics=[macro_f1]", ["some of mean_absolute_error", "got: macro_f1"]),
+        ("gpt", "train.metrics=[macro_f1]", ["train.metrics must be left out for the model gpt", "macro_f1"]),
+        ("gpt", "train.watch=macro_f1", ["needs train.watch = loss", "got: macro_f1"]),
+        ("mnist", "train.watch=macro_f1", ["train.metrics must be a list with macro_f1 in it", "got: "]),
+        (
+            "mnist",
+            "train.metrics=[macro_fl]",
+            ["some of macro_f1, balanced_accuracy", "did you mean macro_f1?"],
+        ),
+        ("mnist", "train.metrics=[macro_f1, macro_f1]", ["each once", "got: "]),
         ("linear-regression", "data.name=mnist", ["needs data.name = linear-regression", "got: mnist"]),
     ] {
         let error = Recipe::load(recipe, &[set.to_owned()]).unwrap_err().to_string();

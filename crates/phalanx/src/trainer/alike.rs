@@ -56,6 +56,7 @@ fn description(trainer: &Trainer, rule: &Rule, data: &Data) -> String {
         ("schedule", format!("{:?}", trainer.schedule)),
         ("plateau", format!("{:?}", trainer.plateau)),
         ("ema", format!("{:?}", trainer.ema)),
+        ("metrics", format!("{:?}", trainer.metrics)),
         ("watch", format!("{:?}", trainer.watch)),
         ("patience", format!("{:?}", trainer.patience)),
         ("on_nan", format!("{:?}", trainer.on_nan)),

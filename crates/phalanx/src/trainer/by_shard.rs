@@ -4,45 +4,70 @@
 use crate::error::Error;
 use phalanx_parallel::Strategy;
 
-/// `N` sums: a row for each shard of this rank, or a single row.
+/// Some sums: a row for each shard of this rank, or a single row.
 #[derive(Clone, Debug)]
-pub(super) struct ByShard<const N: usize>(Vec<[f64; N]>);
+pub(super) struct ByShard {
+    /// Sums of a row.
+    width: usize,
+    /// Row after row.
+    sums: Vec<f64>,
+}
 
-impl<const N: usize> ByShard<N> {
-    pub(super) fn of(strategy: &dyn Strategy) -> ByShard<N> {
-        ByShard(vec![[0.0; N]; strategy.shards().map_or(1, |shards| shards.held.len())])
+impl ByShard {
+    pub(super) fn of(strategy: &dyn Strategy, width: usize) -> ByShard {
+        let rows = strategy.shards().map_or(1, |shards| shards.held.len());
+        ByShard { width, sums: vec![0.0; rows * width] }
     }
 
     /// Passes of a step take turns in so many rows.
     pub(super) fn rows(&self) -> usize {
-        self.0.len()
+        self.sums.len() / self.width
     }
 
-    /// Adds what pass `pass`, from 0, has shown.
-    pub(super) fn add(&mut self, pass: usize, numbers: [f64; N]) {
-        let row = pass % self.rows();
-        self.0[row].iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
+    /// How many sums there are.
+    pub(super) fn width(&self) -> usize {
+        self.width
     }
 
-    /// The sums over the passes of this rank.
-    pub(super) fn own(&self) -> [f64; N] {
-        let mut sums = [0.0; N];
-        self.0.iter().for_each(|row| sums.iter_mut().zip(row).for_each(|(sum, number)| *sum += number));
-        sums
+    /// Adds what pass `pass`, from 0, has shown: a number for each sum.
+    pub(super) fn add(&mut self, pass: usize, numbers: &[f64]) {
+        let begin = pass % self.rows() * self.width;
+        add(&mut self.sums[begin..begin + self.width], numbers);
+    }
+
+    /// The sums over the passes of this rank, all of them.
+    pub(super) fn own<const N: usize>(&self) -> [f64; N] {
+        let mut own = [0.0; N];
+        self.sums.chunks_exact(self.width).for_each(|row| add(&mut own, row));
+        own
     }
 
     /// The same, and behind them numbers of this rank that belong to no pass, and whose sums don't depend on the order.
-    pub(super) fn beside<const M: usize, const ALL: usize>(&self, numbers: [f64; M]) -> ByShard<ALL> {
-        let mut rows = vec![[0.0; ALL]; self.rows()];
-        rows.iter_mut().zip(&self.0).for_each(|(all, row)| all[..N].copy_from_slice(row));
-        rows[0][N..].copy_from_slice(&numbers);
-        ByShard(rows)
+    pub(super) fn beside(&self, numbers: &[f64]) -> ByShard {
+        let width = self.width + numbers.len();
+        let mut sums = vec![0.0; self.rows() * width];
+        let rows = sums.chunks_exact_mut(width).zip(self.sums.chunks_exact(self.width));
+        rows.for_each(|(all, row)| all[..self.width].copy_from_slice(row));
+        sums[self.width..width].copy_from_slice(numbers);
+        ByShard { width, sums }
     }
 
-    /// The sums over all ranks, which all have to ask.
-    pub(super) fn whole(&self, strategy: &mut dyn Strategy) -> Result<[f64; N], Error> {
-        let mut sums = [0.0; N];
-        strategy.sum_parts(self.0.as_flattened(), &mut sums)?;
-        Ok(sums)
+    /// The sums over all ranks, all of them; every rank has to ask.
+    pub(super) fn whole<const N: usize>(&self, strategy: &mut dyn Strategy) -> Result<[f64; N], Error> {
+        let mut whole = [0.0; N];
+        self.whole_into(strategy, &mut whole)?;
+        Ok(whole)
     }
+
+    /// The same of as many as there are.
+    pub(super) fn whole_into(&self, strategy: &mut dyn Strategy, whole: &mut [f64]) -> Result<(), Error> {
+        debug_assert_eq!(whole.len(), self.width);
+        Ok(strategy.sum_parts(&self.sums, whole)?)
+    }
+}
+
+/// Adds numbers to as many sums.
+fn add(sums: &mut [f64], numbers: &[f64]) {
+    debug_assert_eq!(sums.len(), numbers.len());
+    sums.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
 }

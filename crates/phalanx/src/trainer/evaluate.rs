@@ -9,14 +9,14 @@ use super::run::Run;
 use crate::error::Error;
 use phalanx_data::{Dataset, Input, Target};
 use phalanx_job::Section;
-use phalanx_nn::{Average, Ctx, Loss};
+use phalanx_nn::{Average, Ctx, Loss, Metric};
 use phalanx_parallel::{EvalPass, Outputs};
 use phalanx_tensor::{Later, LaterVec, autocast};
 use std::cell::RefCell;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 /// How a model does on test samples.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Evaluation {
     /// The mean over all samples, or over their labels by what these count.
     pub loss: f64,
@@ -24,6 +24,16 @@ pub struct Evaluation {
     pub accuracy: Option<f64>,
     /// The share whose label was among the five that were thought most likely, if there are more than five.
     pub top5: Option<f64>,
+    /// What else is asked for, by its name ([`Trainer::metrics`](crate::Trainer::metrics)).
+    pub metrics: BTreeMap<String, f64>,
+}
+
+impl Evaluation {
+    /// Those of its metrics that are numbers.
+    pub(super) fn told_metrics(&self) -> BTreeMap<String, f64> {
+        let numbers = self.metrics.iter().filter(|(_, value)| value.is_finite());
+        numbers.map(|(name, value)| (name.clone(), *value)).collect()
+    }
 }
 
 /// How the model does with the running mean of its weights, if there is one, or else with its weights; none without test
@@ -41,9 +51,10 @@ pub(super) fn evaluate(
 /// The mean loss and accuracy over all test samples, each counted once, whatever the number of ranks.
 fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
     let Some(test) = &run.test else { return Ok(None) };
-    let (loss, device) = (&run.trainer.loss, run.worker.device());
+    let (loss, metrics, device) = (&run.trainer.loss, &run.trainer.metrics[..], run.worker.device());
     let products = run.trainer.precision.products();
-    let mut totals = ByShard::<5>::of(&*run.strategy);
+    let width = BASIC + metrics.iter().map(Metric::n_sums).sum::<usize>();
+    let mut totals = ByShard::of(&*run.strategy, width);
     let mut bad_images = 0;
     // Of five classes or less every label is among the first five.
     let more_than_five = classes(test.dataset()).is_some_and(|classes| classes > 5);
@@ -66,25 +77,32 @@ fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
         let (model, parameters) = (run.model, run.parameters);
         let pass = EvalPass { model, parameters, input, target, ctx: Ctx::eval() };
         let judge = |outputs: &Outputs<'_>, sums: &mut [f64]| {
-            let counted = Counted::of(outputs, loss, has_accuracy)?;
+            let counted = Counted::of(outputs, loss, metrics, has_accuracy)?;
             match outputs.may_be_owed() {
                 true => owed.borrow_mut().push_back((number, counted)),
-                false => sums.iter_mut().zip(counted.sums()).for_each(|(sum, found)| *sum += found),
+                false => counted.add_to(sums),
             }
             Ok(())
         };
-        let mut sums = [0.0; 5];
+        let mut sums = vec![0.0; width];
         autocast(products, || run.strategy.evaluate(&pass, &judge, &mut sums))?;
-        totals.add(number, sums);
+        totals.add(number, &sums);
         batches.look();
         pay(&mut owed.borrow_mut(), &mut totals, (number + 1).saturating_sub(MOST_OWED));
     }
     pay(&mut owed.borrow_mut(), &mut totals, usize::MAX);
     run.bad_images += bad_images;
-    let [total, counted, labels, right, among_five] = totals.whole(&mut *run.strategy)?;
+    let mut whole = vec![0.0; width];
+    totals.whole_into(&mut *run.strategy, &mut whole)?;
+    let (basic, mut own) = whole.split_first_chunk().expect("there are those");
+    let [total, counted, labels, right, among_five]: [f64; BASIC] = *basic;
     let accuracy = has_accuracy.then_some(right / labels);
     let top5 = (has_accuracy && more_than_five).then_some(among_five / labels);
-    Ok(Some(Evaluation { loss: total / counted, accuracy, top5 }))
+    let metrics = metrics.iter().map(|metric| {
+        let sums = own.split_off(..metric.n_sums()).expect("each has its sums");
+        (metric.name().to_owned(), metric.value(sums))
+    });
+    Ok(Some(Evaluation { loss: total / counted, accuracy, top5, metrics: metrics.collect() }))
 }
 
 /// Whether a share of right labels is told: of classes, but not of the words of a text. How many of these are foretold says less than how
@@ -112,12 +130,17 @@ fn classes(dataset: &dyn Dataset) -> Option<usize> {
 const MOST_OWED: usize = 2;
 
 /// Waits for what the batches before this one came to.
-fn pay(owed: &mut VecDeque<(usize, Counted<'_>)>, totals: &mut ByShard<5>, before: usize) {
+fn pay(owed: &mut VecDeque<(usize, Counted<'_>)>, totals: &mut ByShard, before: usize) {
     while owed.front().is_some_and(|(number, _)| *number < before) {
         let (number, counted) = owed.pop_front().expect("there is a first");
-        totals.add(number, counted.sums());
+        let mut sums = vec![0.0; totals.width()];
+        counted.add_to(&mut sums);
+        totals.add(number, &sums);
     }
 }
+
+/// The sums that losses and shares of right labels are made of; behind them come those of the metrics.
+const BASIC: usize = 5;
 
 /// What some samples came to, which a GPU may have to bring.
 struct Counted<'a> {
@@ -129,24 +152,29 @@ struct Counted<'a> {
     labels: Option<LaterVec<i64>>,
     /// How many classes come before each one's label, if that means anything.
     places: Option<LaterVec<f32>>,
+    /// The sums of each metric.
+    metrics: Vec<LaterVec<f32>>,
 }
 
 impl<'a> Counted<'a> {
     fn of(
         outputs: &Outputs<'_>,
         loss: &'a Loss,
+        metrics: &[Metric],
         has_accuracy: bool,
     ) -> Result<Counted<'a>, phalanx_parallel::Error> {
         let matters = loss.weighs() || has_accuracy && loss.ignored().is_some();
         let labels = matters.then(|| outputs.target().to_vec_later());
         let places = if has_accuracy { Some(outputs.label_places(loss.ignored())?) } else { None };
+        let metrics = metrics.iter().map(|metric| outputs.sums_of(metric, loss.ignored()));
+        let metrics = metrics.collect::<Result<_, _>>()?;
         let samples = outputs.samples();
-        Ok(Counted { loss_of: loss, samples, loss: outputs.loss(&loss.over_all())?, labels, places })
+        Ok(Counted { loss_of: loss, samples, loss: outputs.loss(&loss.over_all())?, labels, places, metrics })
     }
 
-    /// The sum of the losses, and what it is to be divided by; how many labels were to be told, and of how many of them the right one came
-    /// first, and among the first five.
-    fn sums(self) -> [f64; 5] {
+    /// Adds to the sum of the losses, and to what it is to be divided by; to how many labels were to be told, and of how many of them the
+    /// right one came first, and among the first five; and to the sums of the metrics.
+    fn add_to(self, sums: &mut [f64]) {
         let samples = self.samples as f64;
         // Who is told why a loss is none isn't to be told less of places before.
         let total = self.loss.item() * samples;
@@ -162,6 +190,8 @@ impl<'a> Counted<'a> {
         }
         // That of a score which is no number is less than 0.
         let before = |limit: f32| places.iter().filter(|place| (0.0..limit).contains(*place)).count() as f64;
-        [total, counted, places.len() as f64, before(1.0), before(5.0)]
+        let basic: [f64; BASIC] = [total, counted, places.len() as f64, before(1.0), before(5.0)];
+        let metrics = self.metrics.into_iter().flat_map(LaterVec::to_vec).map(f64::from);
+        sums.iter_mut().zip(basic.into_iter().chain(metrics)).for_each(|(sum, found)| *sum += found);
     }
 }

@@ -1,19 +1,22 @@
 //! What an evaluation means for the rest of a run: whether it is the best so far, and whether there is hope left.
 
 use super::{Evaluation, Progress, Trainer};
+use phalanx_nn::Metric;
 
 /// The number of an evaluation that is to get better.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub enum Watch {
     /// The test loss, downwards.
     #[default]
     Loss,
     /// The test accuracy, upwards.
     Accuracy,
+    /// That of the [`Trainer::metrics`] with this name, to where it is better.
+    Metric(String),
 }
 
 /// The best epoch so far.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Best {
     /// From 0.
     pub epoch: u64,
@@ -22,36 +25,46 @@ pub struct Best {
 }
 
 impl Watch {
-    /// Whether `new` is better than `best`. What is no number is never better.
-    fn prefers(self, new: &Evaluation, best: &Evaluation) -> bool {
-        match self {
-            Watch::Loss => new.loss < best.loss,
-            Watch::Accuracy => new.accuracy > best.accuracy,
-        }
-    }
-
-    fn is_number(self, evaluation: &Evaluation) -> bool {
-        match self {
-            Watch::Loss => !evaluation.loss.is_nan(),
-            Watch::Accuracy => evaluation.accuracy.is_some(),
-        }
+    /// The number of an evaluation, if it has it.
+    fn of(&self, evaluation: &Evaluation) -> Option<f64> {
+        let found = match self {
+            Watch::Loss => Some(evaluation.loss),
+            Watch::Accuracy => evaluation.accuracy,
+            Watch::Metric(name) => evaluation.metrics.get(name).copied(),
+        };
+        found.filter(|number| !number.is_nan())
     }
 }
 
 impl Trainer {
     /// Notes the evaluation of the epoch at hand, which is whole; says whether it is the best so far.
-    pub(super) fn judge(&self, progress: &mut Progress, evaluation: Evaluation) -> bool {
+    pub(super) fn judge(&self, progress: &mut Progress, evaluation: &Evaluation) -> bool {
         if let Some(plateau) = &self.plateau {
             progress.plateau = plateau.judge(progress.plateau, evaluation.loss);
         }
-        let better = match &progress.best {
-            Some(best) => self.watch.prefers(&evaluation, &best.evaluation),
-            None => self.watch.is_number(&evaluation),
+        let best = progress.best.as_ref().and_then(|best| self.watch.of(&best.evaluation));
+        let better = match (self.watch.of(evaluation), best) {
+            (Some(new), Some(best)) => self.prefers(new, best),
+            (new, _) => new.is_some(),
         };
         if better {
-            progress.best = Some(Best { epoch: progress.epoch, evaluation });
+            progress.best = Some(Best { epoch: progress.epoch, evaluation: evaluation.clone() });
         }
         better
+    }
+
+    /// Whether the number that is watched is better if it is `new` than if it is `best`.
+    fn prefers(&self, new: f64, best: f64) -> bool {
+        match &self.watch {
+            Watch::Loss => new < best,
+            Watch::Accuracy => new > best,
+            Watch::Metric(name) => self.metric(name).is_some_and(|metric| metric.prefers(new, best)),
+        }
+    }
+
+    /// That of the metrics with this name.
+    pub(super) fn metric(&self, name: &str) -> Option<&Metric> {
+        self.metrics.iter().find(|metric| metric.name() == name)
     }
 
     /// Whether so many epochs in a row were no better than the best that the run is to end.
@@ -68,14 +81,15 @@ impl Trainer {
 mod tests {
     use super::*;
 
-    /// The best epoch, and after how many epochs a run with these losses and accuracies ends.
+    /// The best epoch, and after how many epochs a run with these losses and accuracies ends. The errors are the accuracies.
     fn judged(trainer: &Trainer, all: &[(f64, f64)]) -> (Option<u64>, u64) {
         let mut progress = Progress::default();
         for &(loss, accuracy) in all {
             if trainer.lost_patience(&progress) {
                 break;
             }
-            trainer.judge(&mut progress, Evaluation { loss, accuracy: Some(accuracy), top5: None });
+            let metrics = [("error".to_owned(), accuracy)].into();
+            trainer.judge(&mut progress, &Evaluation { loss, accuracy: Some(accuracy), top5: None, metrics });
             progress.next_epoch();
         }
         (progress.best.map(|best| best.epoch), progress.epoch)
@@ -84,6 +98,7 @@ mod tests {
     #[test]
     fn patience_ends_after_so_many_epochs_that_were_no_better() {
         let all = [(1.0, 0.5), (0.9, 0.6), (0.9, 0.7), (f64::NAN, 0.7), (0.5, 0.6), (0.6, 0.6)];
+        let error = || Watch::Metric("error".into());
         let rows = [
             (Watch::Loss, None, (Some(4), 6)),
             (Watch::Loss, Some(1), (Some(1), 3)),
@@ -91,10 +106,13 @@ mod tests {
             (Watch::Loss, Some(3), (Some(4), 6)),
             (Watch::Accuracy, Some(2), (Some(2), 5)),
             (Watch::Accuracy, Some(3), (Some(2), 6)),
+            (error(), Some(6), (Some(0), 6)),
+            (error(), Some(2), (Some(0), 3)),
         ];
         for (watch, patience, want) in rows {
-            let trainer = Trainer { watch, patience, ..Trainer::default() };
-            assert_eq!(judged(&trainer, &all), want, "{watch:?} with a patience of {patience:?}");
+            let metrics = vec![Metric::mean_absolute_error().named("error")];
+            let trainer = Trainer { watch, patience, metrics, ..Trainer::default() };
+            assert_eq!(judged(&trainer, &all), want, "{:?} with a patience of {patience:?}", trainer.watch);
         }
         let trainer = Trainer { patience: Some(2), ..Trainer::default() };
         assert_eq!(judged(&trainer, &[(f64::NAN, 0.0); 5]), (None, 2), "never a number");

@@ -31,13 +31,13 @@ impl Owed {
         (pass, passes): (usize, usize),
         share: f64,
         loss: PassLoss,
-        known: &mut ByShard<1>,
+        known: &mut ByShard,
     ) {
         match loss {
             PassLoss::Known(loss) => {
                 // Losses are added up in the order of their passes. The GPU has come past those before already.
                 self.pay(known);
-                known.add(pass, [loss * share]);
+                known.add(pass, &[loss * share]);
             }
             PassLoss::Coming { on_gpu, later } => {
                 self.losses.push((pass, share, later));
@@ -75,10 +75,10 @@ impl Owed {
     }
 
     /// Waits for the losses that are owed.
-    pub(super) fn pay(&mut self, known: &mut ByShard<1>) {
+    pub(super) fn pay(&mut self, known: &mut ByShard) {
         self.watched = None;
         for (pass, share, loss) in std::mem::take(&mut self.losses) {
-            known.add(pass, [loss.item() * share]);
+            known.add(pass, &[loss.item() * share]);
         }
     }
 }

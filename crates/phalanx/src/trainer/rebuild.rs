@@ -84,7 +84,7 @@ impl Newest {
 
     /// Where the run is, and what was told of it.
     pub(super) fn take_up(&self, progress: &mut Progress, told: &mut Told) {
-        (*progress, *told) = (self.header.position.into(), self.header.told.clone());
+        (*progress, *told) = (self.header.position.clone().into(), self.header.told.clone());
     }
 
     /// Brings this rank what `strategy` keeps: values and buffers to their places, and what lies beside them to `state`. `before` is

@@ -44,7 +44,7 @@ pub(super) struct Run<'a> {
 /// What the making of a step's gradients leaves beside them.
 pub(super) struct Made {
     /// This rank's part of the loss, as far as it is known: of a mean over all labels, whatever they count.
-    pub(super) loss: ByShard<1>,
+    pub(super) loss: ByShard,
     /// The share that counts of all ranks' labels: the loss divided by it is the one that was asked for.
     pub(super) counted: f64,
     /// The rest.
@@ -283,9 +283,9 @@ impl<'a> Run<'a> {
         let left = self.samples_per_epoch() - self.samples_in_epoch(progress);
         let samples = self.deal.step().min(left);
         let passes = self.deal.passes_of(samples);
-        let (mut loss, mut used, mut input) = (ByShard::of(&*self.strategy), Used::default(), Duration::ZERO);
+        let (mut used, mut input) = (Used::default(), Duration::ZERO);
         let mut owed = Owed::new(self.may_owe() && self.trainer.on_nan != OnNan::Ignore);
-        let mut counts = ByShard::of(&*self.strategy);
+        let [mut loss, mut counts] = [(); 2].map(|()| ByShard::of(&*self.strategy, 1));
         for pass in 0..passes {
             let (batch, waited) = batches.take();
             let Some(batch) = batch else { break };
@@ -295,7 +295,7 @@ impl<'a> Run<'a> {
             batches.want_another(pass + 1 < passes || progress.step + 1 < last);
             let PassMade { share, counted, loss: made } =
                 self.pass(batch, batches, progress, samples, sync)?;
-            counts.add(pass, [counted]);
+            counts.add(pass, &[counted]);
             owed.add((pass, passes), share, made, &mut loss);
             if !self.may_owe() {
                 owed.pay(&mut loss);
@@ -326,7 +326,7 @@ impl<'a> Run<'a> {
 
     /// The share that counts of all ranks' labels, by which their gradients are divided; `own` is that of this rank's. Where all labels
     /// count alike nobody is asked.
-    fn count_labels(&mut self, own: &ByShard<1>, step: u64) -> Result<f64, Error> {
+    fn count_labels(&mut self, own: &ByShard, step: u64) -> Result<f64, Error> {
         if !self.trainer.loss.weighs() {
             return Ok(1.0);
         }
@@ -471,9 +471,9 @@ impl<'a> Run<'a> {
         let [asked, drain, limit] = Interruption::words(own);
         let overflow = f64::from(u8::from(made.found == Found::Overflow));
         let [samples, high, low] = made.used.words();
-        let words: ByShard<{ 6 + WORDS }> =
-            made.loss.beside([asked, drain, limit, change, overflow, samples, high, low]);
-        let [loss, asked, drain, limit, change, overflow, used @ ..] = words.whole(&mut *self.strategy)?;
+        let words = made.loss.beside(&[asked, drain, limit, change, overflow, samples, high, low]);
+        let [loss, asked, drain, limit, change, overflow, used @ ..]: [f64; 6 + WORDS] =
+            words.whole(&mut *self.strategy)?;
         let loss = loss / made.counted;
         let (used, stop): ([f64; WORDS], _) = (used, Interruption::of_words([asked, drain, limit]));
         let (change, overflow) = (change > 0.0, overflow > 0.0);
@@ -482,7 +482,7 @@ impl<'a> Run<'a> {
 
     /// The same where there was no step.
     pub(super) fn exchange_between_steps(&mut self) -> Result<Tally, Error> {
-        let (loss, none) = (ByShard::of(&*self.strategy), Duration::ZERO);
+        let (loss, none) = (ByShard::of(&*self.strategy, 1), Duration::ZERO);
         let (owed, norm, found, used) = (Owed::default(), None, Found::Numbers, Used::default());
         self.exchange(&Made { loss, counted: 1.0, owed, norm, found, used, input: none, comm: none })
     }

@@ -95,7 +95,7 @@ struct MadeStep {
     /// As it is to be told, but for its time, and for the loss and the norm of the gradients where they are owed.
     told: Event,
     is_wanted: bool,
-    loss: ByShard<1>,
+    loss: ByShard,
     /// See [`Made::counted`](super::run::Made::counted).
     counted: f64,
     owed: Owed,
@@ -514,18 +514,20 @@ impl<'a> Course<'a> {
         let skipped = run.skipped()?;
         drop(evaluation);
         let dataset = run.train.dataset();
-        let of_labels = self.evaluation.filter(|_| of_words(dataset)).map(|e| e.loss);
+        let evaluation = self.evaluation.as_ref();
+        let of_labels = evaluation.filter(|_| of_words(dataset)).map(|e| e.loss);
         // Labels may be other things than the bytes of a text.
         let of_bytes = of_labels.filter(|_| dataset.input() == Input::Ids(BYTES));
         let told = Event::Epoch {
             epoch,
             seconds,
             samples_per_s,
-            test_loss: self.evaluation.map(|e| e.loss),
-            test_accuracy: self.evaluation.and_then(|e| e.accuracy),
-            test_top5: self.evaluation.and_then(|e| e.top5),
+            test_loss: evaluation.map(|e| e.loss),
+            test_accuracy: evaluation.and_then(|e| e.accuracy),
+            test_top5: evaluation.and_then(|e| e.top5),
             test_bits_per_byte: of_bytes.map(|loss| loss / LN_2),
             test_perplexity: of_labels.map(f64::exp),
+            test_metrics: evaluation.map(Evaluation::told_metrics).unwrap_or_default(),
             samples: run.samples_in_epoch(&state.progress) as u64,
             each_once: state.progress.used.map(|used| used == run.due(&state.progress)),
             skipped,
@@ -539,7 +541,7 @@ impl<'a> Course<'a> {
         let _checkpoint = self.worker.pulse().enter(Section::Checkpoint);
         let mut judged = state.progress.clone();
         // All ranks judge alike, and nobody goes on before the first has the file: the epoch that a run goes on from names it.
-        if self.evaluation.is_some_and(|evaluation| self.trainer.judge(&mut judged, evaluation)) {
+        if self.evaluation.as_ref().is_some_and(|evaluation| self.trainer.judge(&mut judged, evaluation)) {
             run.keep_best(state.average.as_ref())?;
         }
         state.progress = judged;
@@ -656,7 +658,8 @@ impl<'a> Course<'a> {
         let MadeStep { step, start, mut told, is_wanted, mut loss, counted, mut owed, is_newest } = made;
         let is_owed = owed.is_any();
         owed.pay(&mut loss);
-        let own = loss.own()[0] / counted;
+        let [own] = loss.own();
+        let own = own / counted;
         let owed_norm = owed.pay_norm();
         if is_owed {
             run.check_loss(own, step, is_newest)?;
@@ -698,7 +701,7 @@ impl<'a> Course<'a> {
         let part = self.gather(run, state, parts.as_deref())?;
         if interrupted.is_none() && self.worker.is_first() && !self.concluded {
             let stopped_early = self.trainer.lost_patience(&state.progress);
-            let (parameters, evaluation) = (self.parameters, self.evaluation);
+            let (parameters, evaluation) = (self.parameters, self.evaluation.clone());
             self.observer.conclude(&mut Concluded { parameters, state, evaluation, stopped_early, parts })?;
             self.concluded = true;
         }

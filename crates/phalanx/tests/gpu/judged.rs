@@ -4,7 +4,7 @@ use crate::fake::fake;
 use crate::{RULE, gpu};
 use phalanx::comm::Group;
 use phalanx::data::{BatchBuffers, Dataset, Result, Target};
-use phalanx::nn::{Linear, Loss, WeightedCrossEntropy};
+use phalanx::nn::{Linear, Loss, Metric, WeightedCrossEntropy};
 use phalanx::{Evaluation, Event, Observer, Precision, Trainer, Worker};
 use phalanx_fake_cuda::FakeCuda;
 use std::sync::{Arc, Mutex};
@@ -48,7 +48,11 @@ impl Observer for Nobody {
 }
 
 fn evaluated(worker: &Worker, loss: &Loss, precision: Precision, test: Rows) -> Evaluation {
-    let trainer = Trainer { loss: loss.clone(), batch_size: 4, precision, ..Trainer::default() };
+    let loss = loss.clone();
+    evaluated_by(worker, &Trainer { loss, batch_size: 4, precision, ..Trainer::default() }, test)
+}
+
+fn evaluated_by(worker: &Worker, trainer: &Trainer, test: Rows) -> Evaluation {
     let (train, mut net) = (Arc::new(Rows(64, None)), Linear::new(3, 7));
     let trained = trainer.fit(worker, &mut net, RULE, train, Some(Arc::new(test)), &mut Nobody).unwrap();
     trained.evaluation.unwrap()
@@ -83,5 +87,23 @@ fn a_gpu_is_given_the_next_batches_before_anyone_waits_for_what_one_came_to() {
         assert_eq!(given, [0, 1, 2, 3, 4, 5]);
         assert!(seen[1..=3].iter().all(|[_, waits]| *waits == seen[1][1]), "{seen:?}");
         assert_eq!(fake.damage(), [""; 0]);
+    }
+}
+
+#[test]
+fn the_sums_of_metrics_are_made_on_a_gpu() {
+    let Some(fake) = fake() else { return };
+    let fake = Arc::new(fake);
+    let ignored = WeightedCrossEntropy { ignored: Some(3), ..WeightedCrossEntropy::default() };
+    let scores = Metric::mean("scores", |scores, _| scores.clone());
+    let metrics = vec![Metric::macro_f1(7), Metric::balanced_accuracy(7), Metric::mean_iou(7), scores];
+    for loss in [Loss::CrossEntropy { label_smoothing: 0.0 }, Loss::WeightedCrossEntropy(ignored)] {
+        let trainer = Trainer { loss, batch_size: 4, metrics: metrics.clone(), ..Trainer::default() };
+        let want = evaluated_by(&Worker::alone(1), &trainer, Rows(50, None)).metrics;
+        let worker = Worker::with_device(Group::solo(), gpu(&fake));
+        let got = evaluated_by(&worker, &trainer, Rows(50, None)).metrics;
+        assert!(want.len() == 4 && want["mean_iou"] > 0.0 && want["mean_iou"] < want["macro_f1"], "{want:?}");
+        let near = want.iter().all(|(name, want)| (got[name] - want).abs() < 1e-5);
+        assert!(near, "{got:?} of a GPU, {want:?} of a CPU");
     }
 }
