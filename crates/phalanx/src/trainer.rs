@@ -40,12 +40,12 @@ pub use used::Used;
 
 use crate::checkpoint::{CheckpointConfig, InitialWeights};
 use crate::error::Error;
-use crate::event::Observer;
+use crate::event::{Observer, Quiet};
 use crate::worker::Worker;
 use listener::Listener;
 use phalanx_data::{Dataset, LoaderOptions, Resident, Supply};
 use phalanx_job::GoesOn;
-use phalanx_nn::optim::{Clip, Group, Rule};
+use phalanx_nn::optim::{Clip, Group, Rule, Sgd};
 use phalanx_nn::{Loss, Metric, Module, Parameters, Plateau, Schedule};
 use phalanx_parallel::{DdpConfig, FsdpConfig, LocalConfig, ModelParallelConfig};
 use std::path::PathBuf;
@@ -59,7 +59,7 @@ pub struct Trainer {
     /// How outputs are held against targets. Default: negative log likelihood. Where some labels count more than others, or not at all
     /// ([`Loss::WeightedCrossEntropy`]), they do so as in one batch of all samples of a step, however these are shared out.
     pub loss: Loss,
-    /// How often all samples are seen. Default 1.
+    /// How often all samples are seen; 0 evaluates the model as it is, if there are test samples. Default 1.
     pub epochs: u64,
     /// Ends the run after this many steps, if the epochs don't end before. Default: no such end.
     pub steps: Option<u64>,
@@ -293,17 +293,72 @@ impl Trainer {
         if worker.device().gpu().is_some() {
             tracing::debug!("training samples: {:?}", data.train);
         }
-        let mut listener = Listener { observer, pulse: worker.pulse() };
-        let mut course = Course::new(self, worker, model, &parameters, &data, &mut listener);
         let goes_on = self.goes_on();
         let _in_place = if goes_on == GoesOn::Not { None } else { worker.go_on_in_place(goes_on) };
-        // Whoever begins a run after one that failed finds nobody at its checkpoints.
-        let interrupted = course.go_on(&mut state).inspect_err(|error| course.leave(error))?;
-        let evaluation = course.evaluation.take();
-        drop(course);
+        let (interrupted, evaluation) = self.run(worker, model, &parameters, &mut state, &data, observer)?;
         let stopped_early = interrupted.is_none() && self.lost_patience(&state.progress);
         let seconds = start.elapsed().as_secs_f64();
         Ok(Trained { parameters, state, evaluation, stopped_early, interrupted, seconds })
+    }
+
+    /// How the model does with the values that its parameters, those of rank 0, hold now, on samples that it doesn't learn from; first
+    /// values if they hold none. All ranks have to call it, and share the samples out; if one is lost, it fails.
+    ///
+    /// ```no_run
+    /// use phalanx::data::{Places, Silent, View, open};
+    /// use phalanx::nn::models::MnistNet;
+    /// use phalanx::nn::{Parameters, Weights};
+    /// use phalanx::{Trainer, Worker};
+    ///
+    /// let worker = Worker::from_env()?;
+    /// let mut model = MnistNet::new(0.5);
+    /// let parameters = Parameters::build(&mut model, worker.device(), 0);
+    /// parameters.load(&Weights::read("best.safetensors".as_ref())?)?;
+    /// let digits = open("mnist", View::default(), &Places::from_env(None), &mut Silent)?;
+    /// let found = Trainer::default().evaluate(&worker, &model, &parameters, digits.test)?;
+    /// println!("{:.2}% of {} digits", 100.0 * found.accuracy.unwrap_or(0.0), 10_000);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn evaluate(
+        &self,
+        worker: &Worker,
+        model: &dyn Module,
+        parameters: &Parameters,
+        test: Arc<dyn Dataset>,
+    ) -> Result<Evaluation, Error> {
+        // As a run of no steps, which nothing cuts short.
+        let run = Trainer {
+            epochs: 0,
+            ema: None,
+            initial: None,
+            checkpoint: None,
+            requests: Requests::default(),
+            time_limit: None,
+            ..self.clone()
+        };
+        run.check()?;
+        let supply = |resident| Supply::for_device(test.clone(), worker.device(), resident);
+        let data = Data { train: supply(Resident::Never)?, test: Some(supply(self.resident)?) };
+        let mut state = State::start(Sgd::new(0.0))?;
+        let (_, evaluation) = run.run(worker, model, parameters, &mut state, &data, &mut Quiet)?;
+        Ok(evaluation.expect("there are test samples"))
+    }
+
+    /// Makes the steps that are left: why it has left some, and the last evaluation.
+    fn run(
+        &self,
+        worker: &Worker,
+        model: &dyn Module,
+        parameters: &Parameters,
+        state: &mut State,
+        data: &Data,
+        observer: &mut dyn Observer,
+    ) -> Result<(Option<Interruption>, Option<Evaluation>), Error> {
+        let mut listener = Listener { observer, pulse: worker.pulse() };
+        let mut course = Course::new(self, worker, model, parameters, data, &mut listener);
+        // Whoever begins a run after one that failed finds nobody at its checkpoints.
+        let interrupted = course.go_on(state).inspect_err(|error| course.leave(error))?;
+        Ok((interrupted, course.evaluation.take()))
     }
 }
 

@@ -103,7 +103,10 @@ fn of_ranks(ranks: usize, trainer: &Trainer) -> Left {
     spawn(ranks, |worker| {
         let mut losses = Losses::default();
         let (train, test, mut net) = (Arc::new(TRAIN), Arc::new(TEST), net());
-        let trained = trainer.fit(&worker, &mut net, Sgd::new(LR), train, Some(test), &mut losses)?;
+        let trained = trainer.fit(&worker, &mut net, Sgd::new(LR), train, Some(test.clone()), &mut losses)?;
+        // What was learned is judged alike once more.
+        let again = trainer.evaluate(&worker, &net, &trained.parameters, test)?;
+        assert_eq!(Some(&again), trained.evaluation.as_ref());
         if worker.is_first() {
             let (weights, evaluation) = (trained.parameters.to_weights(), trained.evaluation.unwrap());
             *left.lock().unwrap() = Some(Left { losses: losses.0, weights, evaluation });

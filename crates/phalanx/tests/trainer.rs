@@ -1,10 +1,11 @@
 //! The trainer: what it says of things that can't be trained, and that a run can go on from wherever another one was.
 
+use phalanx::checkpoint::CheckpointConfig;
 use phalanx::data::{BatchBuffers, Dataset, LinearRegression, Places, Silent, Target, View, open};
 use phalanx::nn::models::MnistNet;
 use phalanx::nn::optim::{Clip, Optimizer, Sgd};
 use phalanx::nn::{
-    Average, Curve, Linear, Loss, OneCycle, Parameters, Plateau, Plateaued, Schedule, Warmup,
+    Average, Curve, Linear, Loss, Metric, OneCycle, Parameters, Plateau, Plateaued, Schedule, Warmup,
     WeightedCrossEntropy, Weights,
 };
 use phalanx::{Event, Observer, Progress, Quiet, State, Trained, Trainer, Watch, Worker, spawn};
@@ -42,6 +43,10 @@ fn data_sets_without_samples_are_named() {
         let error = result.err().expect("nothing to go by").to_string();
         assert!(error.contains(&format!("no samples to {what} on")), "{error}");
     }
+    let (worker, mut model) = (Worker::alone(1), Linear::new(1, 1));
+    let parameters = Parameters::build(&mut model, worker.device(), 0);
+    let error = trainer.evaluate(&worker, &model, &parameters, empty).unwrap_err().to_string();
+    assert!(error.contains("no samples to test on"), "{error}");
 }
 
 #[test]
@@ -61,6 +66,10 @@ fn settings_that_cannot_be_are_named() {
         let loss = WeightedCrossEntropy { label_smoothing, weights: weights.to_vec(), ..Default::default() };
         Trainer { loss: Loss::WeightedCrossEntropy(loss), ..usual() }
     };
+    let metrics = |names: &[&str]| {
+        let named = |name: &&str| Metric::mean_absolute_error().named(name);
+        Trainer { metrics: names.iter().map(named).collect(), ..usual() }
+    };
     let rows = [
         (Trainer { batch_size: 0, ..usual() }, "batch_size is 0: must be at least 1"),
         (Trainer { accumulate: 0, ..usual() }, "accumulate is 0: must be at least 1"),
@@ -76,6 +85,12 @@ fn settings_that_cannot_be_are_named() {
             "loss.label_smoothing is 7.0: must be at least 0 and below 1",
         ),
         (weighted(7.0, &[]), "loss.label_smoothing is 7.0: must be at least 0 and below 1"),
+        (metrics(&["mine", "mine"]), r#"metrics is ["mine", "mine"]: must be names, and each once"#),
+        (metrics(&[""]), r#"metrics is [""]: must be names, and each once"#),
+        (
+            Trainer { watch: Watch::Metric("yours".into()), ..metrics(&["mine"]) },
+            r#"watch is "yours": must be the name of one of the metrics"#,
+        ),
         (weighted(0.0, &[1.0, -1.0]), "loss.weights is [1.0, -1.0]: must be numbers of at least 0"),
     ];
     for (trainer, want) in rows {
@@ -286,6 +301,40 @@ fn the_weights_that_did_best_are_the_ones_that_are_kept() {
         let evaluated = digits(&Trainer { epochs: 0, ..trainer }, Some((&weights, state)), &mut again);
         assert_eq!(evaluated.evaluation.unwrap(), best.evaluation);
     }
+}
+
+/// On any number of ranks, with the values of the first one; and nothing of them changes.
+#[test]
+fn a_model_is_judged_as_it_is() {
+    let trainer =
+        Trainer { loss: Loss::Mse, metrics: vec![Metric::mean_absolute_error()], ..Trainer::default() };
+    let of_rank = |worker: &Worker, seed: u64| {
+        let mut model = Linear::new(1, 1);
+        let parameters = Parameters::build(&mut model, worker.device(), seed);
+        let before = parameters.to_weights();
+        let found =
+            trainer.evaluate(worker, &model, &parameters, Arc::new(LinearRegression::new(9))).unwrap();
+        assert!(!worker.is_first() || parameters.to_weights() == before);
+        found
+    };
+    let alone = of_rank(&Worker::alone(1), 7);
+    assert!(alone.metrics["mean_absolute_error"] > 0.0 && alone.accuracy.is_none());
+    spawn(3, |worker| {
+        let found = of_rank(&worker, 7 + u64::from(worker.group().rank().0));
+        assert!((found.loss - alone.loss).abs() < 1e-6 * alone.loss, "{found:?}, not {alone:?}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_run_that_has_no_step_left_is_judged_when_it_is_gone_on_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = CheckpointConfig { resume: true, ..CheckpointConfig::new(folder.path().to_owned()) };
+    let trainer = Trainer { batch_size: 200, checkpoint: Some(checkpoint), ..Trainer::default() };
+    let [first, again] = [(); 2].map(|()| digits(&trainer, None, &mut Told::default()));
+    assert_eq!((first.state.progress.step, again.state.progress.step), (10, 10));
+    assert!(first.evaluation.is_some() && again.evaluation == first.evaluation);
 }
 
 #[test]

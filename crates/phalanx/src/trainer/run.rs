@@ -137,7 +137,7 @@ impl<'a> Run<'a> {
         speaker: Rank,
     ) -> Result<Run<'a>, Error> {
         let Data { train, test } = data;
-        for (what, data) in [("train", Some(train)), ("test", test.as_ref())] {
+        for (what, data) in [("test", test.as_ref()), ("train", Some(train))] {
             if data.is_some_and(|data| data.dataset().is_empty()) {
                 return Err(Error::NoSamples { what });
             }

@@ -264,6 +264,11 @@ impl<'a> Course<'a> {
                 break;
             }
         }
+        // A run that has no step left when it is gone on with is judged as it is.
+        if self.evaluated != Some(state.progress.step) {
+            let _evaluation = self.worker.pulse().enter(Section::Evaluation);
+            self.evaluation = evaluate(run, &mut state.average)?;
+        }
         self.finish(run, state, None)
     }
 
