@@ -71,6 +71,19 @@ for n in [1, 2, 3, 4, 6]:
     conv(64, 256, 56, ", kernel 1", kernel=1)
     conv(32, 64, 28, ", kernel 5", kernel=5, padding=2)
     conv(64, 64, 28, ", kernel 3 dilated", padding=2, dilation=2)
+for n in [1, 8]:
+
+    def depthwise(channels, size, name="", kernel=3, **how):
+        module = nn.Conv2d(channels, channels, kernel, groups=channels, **how)
+        layer(f"depthwise {channels} of {size}{name}, batch {n}", (n, channels, size, size), module)
+
+    depthwise(144, 56, padding=1)
+    depthwise(576, 14, padding=1)
+    depthwise(960, 7, padding=1)
+    depthwise(96, 112, ", stride 2", stride=2, padding=1)
+    depthwise(96, 56, ", kernel 7", kernel=7, padding=3)
+    inverted = [nn.Conv2d(32, 192, 1), nn.ReLU(), nn.Conv2d(192, 192, 3, padding=1, groups=192), nn.ReLU(), nn.Conv2d(192, 32, 1)]
+    layer(f"inverted bottleneck, batch {n}", (n, 32, 28, 28), nn.Sequential(*inverted))
 for n in [1, 2, 4]:
     through = [nn.Conv2d(256, 64, 1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 256, 1)]
     layer(f"bottleneck, batch {n}", (n, 256, 56, 56), nn.Sequential(*through))

@@ -93,6 +93,23 @@ fn main() {
         of(", kernel 5", [32, 64, 28], Conv2d::new(32, 64, 5).padding(2));
         of(", kernel 3 dilated", [64, 64, 28], Conv2d::new(64, 64, 3).padding(2).dilation(2));
     }
+    for n in [1, 8] {
+        let of = |name: &str, [channels, size]: [usize; 2], layer: Conv2d| {
+            let name = format!("depthwise {channels} of {size}{name}, batch {n}");
+            b.layer(&name, &[n, channels, size, size], layer.groups(channels));
+        };
+        of("", [144, 56], Conv2d::new(144, 144, 3).padding(1));
+        of("", [576, 14], Conv2d::new(576, 576, 3).padding(1));
+        of("", [960, 7], Conv2d::new(960, 960, 3).padding(1));
+        of(", stride 2", [96, 112], Conv2d::new(96, 96, 3).stride(2).padding(1));
+        of(", kernel 7", [96, 56], Conv2d::new(96, 96, 7).padding(3));
+        let inverted = Sequential::new()
+            .then(Conv2d::new(32, 192, 1))
+            .then(Relu)
+            .then(Conv2d::new(192, 192, 3).padding(1).groups(192));
+        let inverted = inverted.then(Relu).then(Conv2d::new(192, 32, 1));
+        b.layer(&format!("inverted bottleneck, batch {n}"), &[n, 32, 28, 28], inverted);
+    }
     for n in [1, 2, 4] {
         let through = Sequential::new()
             .then(Conv2d::new(256, 64, 1))

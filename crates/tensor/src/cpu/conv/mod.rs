@@ -1,11 +1,12 @@
 //! Two-dimensional convolution over (N, C, H, W) images with (O, I / groups, KH, KW) kernels.
 //!
-//! Five ways, chosen by [`Plan::way`]: the general one lays the pixels under each kernel tap out as a matrix and multiplies
+//! Six ways, chosen by [`Plan::way`]: the general one lays the pixels under each kernel tap out as a matrix and multiplies
 //! ([`lowered`]); the [`direct`] one keeps a few output rows in registers, for few channels; the one of [`pixels`] sums over
 //! all that a pixel sees, for many channels; that of [`winograd`] needs fewer
-//! products for that where kernels are 3x3; the one of [`strips`] leads from few channels to many. The latter three work in
-//! pixel order: [`Plan::orders`]. [`reference`] is the definition written as loops; the tests hold the others against it.
+//! products for that where kernels are 3x3; the one of [`channels`] has a kernel for each channel by itself; the one of [`strips`] leads
+//! from few channels to many. The latter four work in pixel order: [`Plan::orders`]. [`reference`] is the definition written as loops; the tests hold the others against it.
 
+mod channels;
 pub(crate) mod direct;
 pub(crate) mod lowered;
 mod pixels;
@@ -57,6 +58,7 @@ impl Plan {
             _ if direct::takes(self) => Way::Direct,
             _ if winograd::takes(self) => Way::Winograd,
             _ if pixels::takes(self) => Way::Pixels,
+            _ if channels::takes(self) => Way::Channels,
             _ if strips::takes(self) => Way::Strips,
             _ => Way::Lowered,
         }
@@ -66,15 +68,17 @@ impl Plan {
     pub(crate) fn orders(&self) -> [Order; 3] {
         match self.way() {
             Way::Direct | Way::Lowered => [Order::RowMajor; 3],
-            Way::Pixels | Way::Winograd => [Order::Pixels, Order::Taps, Order::Pixels],
+            Way::Pixels | Way::Winograd | Way::Channels => [Order::Pixels, Order::Taps, Order::Pixels],
             Way::Strips => [Order::RowMajor, Order::Taps, Order::Pixels],
         }
     }
 }
 
 /// The order that kernels between so many (input, output) channels are usually wanted in.
-pub(crate) fn kernel_order(channels: [usize; 2], groups: usize) -> Order {
-    let tiled = pixels::has_channels(channels, groups) || strips::has_channels(channels, groups);
+pub(crate) fn kernel_order(between: [usize; 2], groups: usize) -> Order {
+    let tiled = [pixels::has_channels, strips::has_channels, channels::has_channels]
+        .iter()
+        .any(|has| has(between, groups));
     if tiled { Order::Taps } else { Order::RowMajor }
 }
 
@@ -83,6 +87,7 @@ enum Way {
     Direct,
     Pixels,
     Winograd,
+    Channels,
     Strips,
     Lowered,
 }
@@ -101,6 +106,7 @@ fn forward_as<T: Lanes>(x: &Tensor, w: &Tensor, b: Option<&Tensor>, plan: Plan, 
         Way::Direct => direct::forward,
         Way::Pixels => pixels::forward,
         Way::Winograd => winograd::forward,
+        Way::Channels => channels::forward,
         Way::Strips => strips::forward,
         Way::Lowered => lowered::forward,
     };
@@ -120,6 +126,7 @@ pub(crate) fn image_gradient(grad: &Tensor, w: &Tensor, plan: Plan, out: &Tensor
             Way::Direct => direct::image_gradient,
             Way::Pixels => pixels::image_gradient,
             Way::Winograd => winograd::image_gradient,
+            Way::Channels => channels::image_gradient,
             Way::Strips | Way::Lowered => lowered::image_gradient,
         };
         kernel(out.device(), &g, &w, plan, &mut o);
@@ -136,6 +143,7 @@ pub(crate) fn kernel_gradient(x: &Tensor, grad: &Tensor, plan: Plan, out: &Tenso
             Way::Direct => direct::kernel_gradient,
             Way::Winograd if winograd::takes_kernel_gradient(&plan) => winograd::kernel_gradient,
             Way::Pixels | Way::Winograd => pixels::kernel_gradient,
+            Way::Channels => channels::kernel_gradient,
             Way::Strips => strips::kernel_gradient,
             Way::Lowered => lowered::kernel_gradient,
         };

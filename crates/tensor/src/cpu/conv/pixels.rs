@@ -26,7 +26,7 @@ use pulp::{Simd, WithSimd};
 use std::ops::Range;
 
 /// More taps than this don't fit into the list of links.
-const MAX_TAPS: usize = 64;
+pub(super) const MAX_TAPS: usize = 64;
 /// With fewer rows that see the same taps, samples of a pixel or of several, the tiles aren't full.
 const MIN_SAMPLES: usize = 4;
 /// Numbers of kernels, for each thread, that are laid out in panels before they are summed with: so many that they are still in the second
@@ -58,20 +58,20 @@ pub(super) fn has_channels([inputs, outputs]: [usize; 2], groups: usize) -> bool
 
 /// Which way a sum goes.
 #[derive(Clone, Copy)]
-enum Toward {
+pub(super) enum Toward {
     Output,
     Input,
 }
 
 /// A kernel tap, and the pixel that it sees.
 #[derive(Clone, Copy, Default)]
-struct Link {
-    tap: usize,
-    pixel: usize,
+pub(super) struct Link {
+    pub(super) tap: usize,
+    pub(super) pixel: usize,
 }
 
 /// The links of one pixel, in the order of taps.
-struct Links {
+pub(super) struct Links {
     list: [Link; MAX_TAPS],
     count: usize,
 }
@@ -98,7 +98,7 @@ impl Links {
         links
     }
 
-    fn iter(&self) -> impl Iterator<Item = Link> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = Link> {
         self.list[..self.count].iter().copied()
     }
 }
@@ -135,7 +135,7 @@ fn in_one_row(p: Plan) -> Plan {
 
 /// How the kernels move along dimension `d`.
 #[inline(always)]
-fn slide(p: &Plan, d: usize) -> Slide {
+pub(super) fn slide(p: &Plan, d: usize) -> Slide {
     Slide { stride: p.options.stride[d], padding: p.options.padding[d] }
 }
 
@@ -190,37 +190,54 @@ impl<T: Lanes> ByPanels<T> for SumLinks<'_, T> {
         let panel = &self.weights[self.plan.kh * self.plan.kw * depth * column..];
         let column = self.columns.start + column;
         let start = biased::<T, S, R, V>(simd, self.bias, column);
-        let rows = self.result.len() / width;
-        let (alike, apart) = alike(self.plan, self.toward);
-        let result_w = if matches!(self.toward, Toward::Output) { self.plan.ow } else { self.plan.w };
-        let mut row = 0;
-        while row < rows {
-            let (pixel, sample) = ((self.first + row) / n, (self.first + row) % n);
-            let links = Links::of(self.plan, self.toward, pixel);
-            let at = pixel % result_w;
-            let pixels = if alike.contains(&at) { alike.end - at } else { 1 };
-            let samples = (pixels * n - sample).min(rows - row);
-            for tile in (0..samples).step_by(R) {
-                // A short last tile computes its last row again.
-                let height = R.min(samples - tile);
-                let offsets: [usize; R] = std::array::from_fn(|i| {
-                    let behind = sample + tile + i.min(height - 1);
-                    match apart {
-                        1 => behind * depth,
-                        _ => (behind / n * apart * n + behind % n) * depth,
-                    }
-                });
+        let rows = self.first..self.first + self.result.len() / width;
+        for_tiles::<R>(
+            self.plan,
+            self.toward,
+            rows,
+            #[inline(always)]
+            |row, height, links, behind| {
                 let mut sums = start;
                 for link in links.iter() {
-                    let source = (self.source, offsets.map(|offset| link.pixel * n * depth + offset));
+                    let source = (self.source, behind.map(|behind| (link.pixel * n + behind) * depth));
                     let weights = (&panel[link.tap * depth * columns..], columns);
                     add_long_rows::<T, S, R, V>(simd, &mut sums, source, weights, depth);
                 }
-                let to = &mut self.result[(row + tile) * width..][..height * width];
+                let to = &mut self.result[(row - self.first) * width..][..height * width];
                 store::<T, S, R, V>(&sums, to, width, column);
-            }
-            row += samples;
+            },
+        );
+    }
+}
+
+/// Calls `each` for tiles of up to R of these rows of the result, samples of pixels: with the first row of one, how many it has, the
+/// links of its first pixel, and how many rows of the source each row's lie behind the first sample of those. A short tile has its last
+/// row again.
+#[inline(always)]
+pub(super) fn for_tiles<const R: usize>(
+    p: &Plan,
+    toward: Toward,
+    rows: Range<usize>,
+    mut each: impl FnMut(usize, usize, &Links, [usize; R]),
+) {
+    let (n, (alike, apart)) = (p.n, alike(p, toward));
+    let result_w = if matches!(toward, Toward::Output) { p.ow } else { p.w };
+    let mut row = rows.start;
+    while row < rows.end {
+        let (pixel, sample) = (row / n, row % n);
+        let links = Links::of(p, toward, pixel);
+        let at = pixel % result_w;
+        let pixels = if alike.contains(&at) { alike.end - at } else { 1 };
+        let samples = (pixels * n - sample).min(rows.end - row);
+        for tile in (0..samples).step_by(R) {
+            let height = R.min(samples - tile);
+            let behind = std::array::from_fn(|i| {
+                let behind = sample + tile + i.min(height - 1);
+                if apart == 1 { behind } else { behind / n * apart * n + behind % n }
+            });
+            each(row + tile, height, &links, behind);
         }
+        row += samples;
     }
 }
 
@@ -274,7 +291,7 @@ impl<T: Lanes> Sum<'_, T> {
 }
 
 /// Rows that one task of a sum takes: whole tiles of 4, 6 and 8.
-fn rows_per_task(device: &Device, rows: usize) -> usize {
+pub(super) fn rows_per_task(device: &Device, rows: usize) -> usize {
     if device.threads() == 1 { rows } else { rows.div_ceil(4 * device.threads()).next_multiple_of(24) }
 }
 

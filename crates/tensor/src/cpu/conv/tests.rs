@@ -1,6 +1,6 @@
 //! All fast ways of convolution against the loops of [`super::reference`].
 
-use super::{Plan, direct, lowered, pixels, reference, strips, winograd};
+use super::{Plan, channels, direct, lowered, pixels, reference, strips, winograd};
 use crate::cpu::arch::Arch;
 use crate::cpu::lanes::Lanes;
 use crate::device::Device;
@@ -118,6 +118,16 @@ fn check_on<T: Lanes>(
         close(&to_kernel, &by_taps(want[2], w), "kernel gradient by pixels", &p);
     }
     spoil(device);
+    if channels::takes(&p) {
+        let (image, kernel, grad) = (in_pixels(&image, x), by_taps(&kernel, w), in_pixels(&grad, output));
+        channels::forward(device, &image, &kernel, Some(&bias), p, &mut out);
+        channels::image_gradient(device, &grad, &kernel, p, &mut to_image);
+        channels::kernel_gradient(device, &image, &grad, p, &mut to_kernel);
+        close(&out, &in_pixels(want[0], output), "forward by channels", &p);
+        close(&to_image, &in_pixels(want[1], x), "image gradient by channels", &p);
+        close(&to_kernel, &by_taps(want[2], w), "kernel gradient by channels", &p);
+    }
+    spoil(device);
     if winograd::takes(&p) {
         let (image, kernel, grad) = (in_pixels(&image, x), by_taps(&kernel, w), in_pixels(&grad, output));
         let inputs = [&image, &kernel, &bias, &grad];
@@ -216,6 +226,47 @@ fn pixels_and_strips_agree_with_the_definition() {
     // Strips of several blocks of pixels, and of one that is more than a block.
     check([130, 2, 4, 4], [16, 2, 3, 3], same);
     check([40, 3, 12, 10], [48, 3, 3, 3], same);
+}
+
+#[test]
+fn channels_by_themselves_agree_with_the_definition() {
+    let of = |stride: [usize; 2], padding: [usize; 2], dilation: [usize; 2]| {
+        move |groups: usize| Conv2dOptions { stride, padding, dilation, groups }
+    };
+    let (plain, same) = (of([1, 1], [0, 0], [1, 1]), of([1, 1], [1, 1], [1, 1]));
+    let (half, skew) = (of([2, 2], [1, 1], [1, 1]), of([1, 3], [0, 2], [2, 1]));
+    // Channels of one vector and several; samples around the rows of a tile; images smaller than kernels, and rows wider than a stretch.
+    for (n, c, h, w) in
+        [(1, 16, 5, 7), (2, 48, 9, 4), (7, 16, 3, 3), (9, 32, 1, 2), (17, 80, 4, 6), (1, 32, 2, 140)]
+    {
+        for options in [&same as &dyn Fn(usize) -> Conv2dOptions, &half, &of([1, 1], [3, 3], [1, 1])] {
+            check([n, c, h, w], [c, 1, 3, 3], options(c));
+        }
+    }
+    check([3, 16, 6, 9], [16, 1, 3, 3], skew(16));
+    check([2, 16, 9, 8], [16, 1, 7, 7], of([1, 1], [3, 3], [1, 1])(16));
+    check([4, 32, 6, 5], [32, 1, 1, 1], plain(32));
+    check([4, 32, 6, 5], [32, 1, 2, 5], of([2, 1], [0, 2], [1, 1])(32));
+    check([130, 16, 4, 3], [16, 1, 3, 3], same(16));
+    // Of these the channels are too few, or the kernels see several.
+    check([2, 8, 5, 5], [8, 1, 3, 3], same(8));
+    check([2, 32, 5, 5], [64, 1, 3, 3], same(32));
+    check([2, 32, 5, 5], [32, 2, 3, 3], same(16));
+}
+
+#[test]
+fn kernel_gradients_of_channels_have_the_same_bits_on_any_number_of_threads() {
+    let options = Conv2dOptions { padding: [1, 1], groups: 48, ..Conv2dOptions::default() };
+    let p = conv_plan(&[5, 48, 37, 6].into(), &[48, 1, 3, 3].into(), options);
+    let [images, grads] =
+        [p.n * p.image(), p.n * p.out_image()].map(|count| as_type::<f32>(&numbers(count, count as u64)));
+    let of = |threads: usize| {
+        let mut sums = vec![9.0; 9 * 48];
+        channels::kernel_gradient(&Device::cpu(threads), &images, &grads, p, &mut sums);
+        sums
+    };
+    let one = of(1);
+    assert!([2, 3, 5, 16].into_iter().all(|threads| of(threads) == one));
 }
 
 /// However taps and channels are shared out: one task or several for a thread, of all taps and of some.
