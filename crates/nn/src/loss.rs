@@ -49,19 +49,71 @@ impl Loss {
     /// use phalanx_nn::Loss;
     /// use phalanx_tensor::{Device, Tensor};
     ///
-    /// // Huber's loss.
-    /// let huber = Loss::own(|output, target| {
-    ///     let off = (output - target).abs();
-    ///     let far = off.affine(1.0, -0.5);
-    ///     off.lt(1.0).where_cond(&(off.square() * 0.5), &far).mean_all()
+    /// // What is too little costs three times as much as what is too much.
+    /// let pinball = Loss::own(|output, target| {
+    ///     assert_eq!(output.dims(), target.dims(), "else one is repeated");
+    ///     let off = target - output;
+    ///     off.gt(0.0).where_cond(&(&off * 0.75), &(&off * -0.25)).mean_all()
     /// });
     /// let device = Device::cpu(1);
-    /// let [output, target] = [[1.0f32, 5.0], [1.5, 2.0]].map(|x| Tensor::from_slice(&device, &x, [2]));
-    /// assert_eq!(huber.of(&output, &target).item(), (0.125 + 2.5) / 2.0);
+    /// let [output, target] = [[1.0f32, 5.0], [2.0, 3.0]].map(|x| Tensor::from_slice(&device, &x, [2]));
+    /// assert_eq!(pinball.of(&output, &target).item(), (0.75 + 0.5) / 2.0);
     /// ```
     #[track_caller]
     pub fn own(f: impl Fn(&Tensor, &Tensor) -> Tensor + Send + Sync + 'static) -> Loss {
         Loss::Own(OwnLoss { f: Arc::new(f), made_at: Location::caller() })
+    }
+
+    /// The mean absolute error; targets have the shape of the output.
+    #[track_caller]
+    pub fn l1() -> Loss {
+        Loss::own(|output, target| off(output, target).abs().mean_all())
+    }
+
+    /// Huber's loss: half the square of what an output is off by, and from `delta` on a straight line of that slope, so that what is far
+    /// off draws no harder; targets have the shape of the output.
+    ///
+    /// ```
+    /// use phalanx_nn::Loss;
+    /// use phalanx_tensor::{Device, Tensor};
+    ///
+    /// let device = Device::cpu(1);
+    /// let [output, target] = [[1.0f32, 5.0], [1.5, 2.0]].map(|x| Tensor::from_slice(&device, &x, [2]));
+    /// assert_eq!(Loss::huber(1.0).of(&output, &target).item(), (0.125 + 2.5) / 2.0);
+    /// ```
+    #[track_caller]
+    pub fn huber(delta: f64) -> Loss {
+        assert!(delta > 0.0, "loss: Huber's delta must be above 0, got {delta}");
+        Loss::own(move |output, target| {
+            let off = off(output, target).abs();
+            let far = off.affine(delta, -0.5 * delta * delta);
+            off.lt(delta).where_cond(&(off.square() * 0.5), &far).mean_all()
+        })
+    }
+
+    /// [`Loss::BceWithLogits`] where targets of 1 count so much more than those of 0: a number for all, or for each of the last dimension.
+    #[track_caller]
+    pub fn bce_with_positive_weights(weights: &[f32]) -> Loss {
+        let is_weight = |weight: &f32| *weight >= 0.0 && weight.is_finite();
+        assert!(
+            weights.iter().all(is_weight),
+            "loss: positive weights of {weights:?}: numbers of at least 0"
+        );
+        let weights = weights.to_vec();
+        Loss::own(move |output, target| {
+            check_alike(output, target);
+            let last = output.dims().last().copied();
+            assert!(
+                weights.len() == 1 || last == Some(weights.len()),
+                "loss: {} positive weights for outputs of shape {}: one, or one for each of the last dimension",
+                weights.len(),
+                output.shape()
+            );
+            let [output, target] = [wide(output), wide(target)];
+            let weights = Tensor::constant(output.device(), &weights, [weights.len()]).cast(output.dtype());
+            let positive = output.neg().softplus() * &target * weights;
+            (positive + output.softplus() * target.affine(-1.0, 1.0)).mean_all()
+        })
     }
 
     /// The loss of `output`, a scalar. Scores (N, T, C) of sequences with labels (N, T) are those of N T samples, and scores (N, C, H, W) of
@@ -263,9 +315,7 @@ impl WeightedCrossEntropy {
             "loss: {} weights for {classes} classes",
             self.weights.len()
         );
-        // Sums of many rows are larger than what floats of 16 bits hold.
-        let wide = if logits.dtype().is_half() { logits.cast(DType::F32) } else { logits.clone() };
-        let log = wide.log_softmax(1);
+        let log = wide(logits).log_softmax(1);
         let zero = Tensor::scalar(log.device(), 0.0, log.dtype());
         let counts = self.ignored.map(|ignored| labels.ne(ignored as f64));
         let counted = |x: Tensor| match &counts {
@@ -309,6 +359,29 @@ impl WeightedCrossEntropy {
                 .sum(),
         }
     }
+}
+
+/// `output - target` of the same shape: else one of them would be repeated.
+#[track_caller]
+fn off(output: &Tensor, target: &Tensor) -> Tensor {
+    check_alike(output, target);
+    wide(output) - wide(target)
+}
+
+/// In no fewer than 32 bits: sums of many are larger than what floats of 16 hold.
+fn wide(x: &Tensor) -> Tensor {
+    if x.dtype().is_half() { x.cast(DType::F32) } else { x.clone() }
+}
+
+#[track_caller]
+fn check_alike(output: &Tensor, target: &Tensor) {
+    assert!(
+        output.dims() == target.dims() && target.dtype().is_float(),
+        "loss: outputs of shape {} with targets of {}, {}: floats of the same shape would do",
+        output.shape(),
+        target.shape(),
+        target.dtype()
+    );
 }
 
 #[track_caller]
@@ -373,6 +446,46 @@ mod tests {
             let (value, _) = of(&loss, &shares);
             assert!((value - expected).abs() < 1e-6, "{loss:?}: {value}, not {expected}");
         }
+    }
+
+    /// PyTorch's `huber_loss`, `l1_loss` and `binary_cross_entropy_with_logits(pos_weight=w)`, float64.
+    #[test]
+    fn losses_of_values_are_pytorch_s() {
+        let device = Device::cpu(1);
+        let target = Tensor::from_slice(&device, &[1.0, 0.0, 0.25, 0.0, 1.0, 1.0], [2, 3]);
+        let (sixth, twelfth) = (1.0 / 6.0, 1.0 / 12.0);
+        let rows = [
+            (Loss::l1(), 7.708_333_333, [-sixth, -sixth, sixth, 0.0, sixth, -sixth]),
+            (Loss::huber(1.0), 7.312_5, [-twelfth, -sixth, sixth, 0.0, sixth, -sixth]),
+            (Loss::huber(0.5), 3.75, [-twelfth, -twelfth, twelfth, 0.0, twelfth, -twelfth]),
+            (
+                Loss::bce_with_positive_weights(&[1.0, 3.0, 0.5]),
+                3.872_884_986,
+                [-0.062_923_444, 0.044_823_570, 0.107_616_240, twelfth, -0.023_712_936, -twelfth],
+            ),
+        ];
+        for (loss, want, want_grads) in rows {
+            let output =
+                Tensor::from_slice(&device, &[0.5, -1.0, 2.0, 0.0, 3.0, -40.0], [2, 3]).requires_grad();
+            let value = loss.of(&output, &target);
+            assert!((value.item() - want).abs() < 1e-8, "{}, not {want}", value.item());
+            let grads = value.backward().get(&output).unwrap().to_vec::<f64>();
+            let is_near = grads.iter().zip(want_grads).all(|(a, b)| (a - b).abs() < 1e-8);
+            assert!(is_near, "{grads:?}, not {want_grads:?}");
+            // In 16 bits, of outputs alone, they are those of numbers that were rounded.
+            let half = loss.of(&output.cast(DType::BF16), &target.cast(DType::F32));
+            assert!((half.item() - want).abs() < 1e-2 * want && half.dtype() == DType::F32);
+        }
+        let all = Loss::bce_with_positive_weights(&[4.0]);
+        let output = Tensor::from_slice(&device, &[0.5, -1.0, 2.0, 0.0, 3.0, -40.0], [2, 3]);
+        assert!((all.of(&output, &target).item() - 27.469_865_040).abs() < 1e-8);
+    }
+
+    #[test]
+    #[should_panic(expected = "outputs of shape [3, 1] with targets of [3], f32: floats of the same shape")]
+    fn targets_are_not_repeated() {
+        let of = |shape: &[usize]| Tensor::zeros(&Device::cpu(1), shape, DType::F32);
+        Loss::huber(1.0).of(&of(&[3, 1]), &of(&[3]));
     }
 
     /// `F.cross_entropy(logits, labels, weight=w, label_smoothing=s)` in PyTorch, float64, with a label of -100, which it passes over.

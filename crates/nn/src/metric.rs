@@ -23,17 +23,22 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct Metric {
     name: Arc<str>,
+    n_parts: usize,
     n_sums: usize,
-    sums: Arc<SumsFn>,
+    parts: Arc<PartsFn>,
+    add: AddFn,
     value: Arc<ValueFn>,
     lower_is_better: bool,
     made_at: &'static Location<'static>,
 }
 
-/// What makes the sums over some samples of their outputs, their targets, and the label that doesn't count.
-type SumsFn = dyn Fn(&Tensor, &Tensor, Option<i64>) -> Tensor + Send + Sync;
+/// What makes numbers of some samples' outputs, their targets, and the label that doesn't count.
+type PartsFn = dyn Fn(&Tensor, &Tensor, Option<i64>) -> Tensor + Send + Sync;
 
-/// What makes the number of the sums over all samples.
+/// What adds such numbers to the sums over all samples, in float64.
+type AddFn = fn(&[f32], &mut [f64]);
+
+/// What makes the metric of these sums.
 type ValueFn = dyn Fn(&[f64]) -> f64 + Send + Sync;
 
 /// Of one class: how many labels were told right, how often it was told, and how many labels are of it.
@@ -48,21 +53,20 @@ impl Metric {
     /// use phalanx_nn::Metric;
     /// use phalanx_tensor::{Device, Tensor};
     ///
-    /// // How much of the targets' variance is explained.
-    /// let r2 = Metric::own(
-    ///     "r2",
-    ///     4,
+    /// // The mean error beside the mean target, of things that are sold by the piece and by the dozen.
+    /// let error = Metric::own(
+    ///     "weighted_error",
+    ///     2,
     ///     |output, target| {
-    ///         let off = (output - target).square().sum_all();
-    ///         let ones = target.affine(0.0, 1.0).sum_all();
-    ///         let sums = [off, target.sum_all(), target.square().sum_all(), ones].map(|sum| sum.reshape([1]));
+    ///         assert_eq!(output.dims(), target.dims(), "else one is repeated");
+    ///         let sums = [(output - target).abs(), target.abs()].map(|all| all.sum_all().reshape([1]));
     ///         Tensor::cat(&sums.each_ref(), 0)
     ///     },
-    ///     |sums| 1.0 - sums[0] / (sums[2] - sums[1] * sums[1] / sums[3]),
+    ///     |sums| sums[0] / sums[1],
     /// );
     /// let device = Device::cpu(1);
     /// let [output, target] = [[1.0f32, 2.0, 3.5], [1.0, 2.0, 3.0]].map(|x| Tensor::from_slice(&device, &x, [3]));
-    /// assert_eq!(r2.of(&output, &target), 0.875);
+    /// assert_eq!(error.lower_is_better().of(&output, &target), 0.5 / 6.0);
     /// ```
     #[track_caller]
     pub fn own(
@@ -71,7 +75,7 @@ impl Metric {
         sums: impl Fn(&Tensor, &Tensor) -> Tensor + Send + Sync + 'static,
         value: impl Fn(&[f64]) -> f64 + Send + Sync + 'static,
     ) -> Metric {
-        Metric::with(name, n_sums, move |outputs, target, _| sums(outputs, target), value)
+        Metric::with(name, [n_sums; 2], move |outputs, target, _| sums(outputs, target), add, value)
     }
 
     /// The mean of all numbers that `f` makes of some samples' outputs and targets, a tensor of any shape. Larger ones are better, unless
@@ -83,20 +87,71 @@ impl Metric {
             let count = Tensor::scalar(numbers.device(), numbers.count() as f64, DType::F32);
             Tensor::cat(&[&numbers.sum_all().reshape([1]), &count.reshape([1])], 0)
         };
-        Metric::with(name, 2, sums, |sums| sums[0] / sums[1])
+        Metric::with(name, [2; 2], sums, add, |sums| sums[0] / sums[1])
     }
 
     /// `mean_absolute_error`: how far outputs are from targets of the same shape. Lower ones are better.
     #[track_caller]
     pub fn mean_absolute_error() -> Metric {
-        Metric::mean("mean_absolute_error", |outputs, target| (outputs - target).abs()).lower_is_better()
+        Metric::mean("mean_absolute_error", |outputs, target| off(outputs, target).abs()).lower_is_better()
+    }
+
+    /// `root_mean_squared_error`: the same by the root of the mean square, which large errors weigh more in. Lower ones are better.
+    #[track_caller]
+    pub fn root_mean_squared_error() -> Metric {
+        let mean = Metric::mean("root_mean_squared_error", |outputs, target| off(outputs, target).square());
+        Metric { value: Arc::new(|sums: &[f64]| (sums[0] / sums[1]).sqrt()), ..mean }.lower_is_better()
+    }
+
+    /// `r2`: which share of the variance of all targets together outputs of the same shape explain: 1 where they are the targets, 0 where
+    /// they are no nearer than the targets' mean.
+    ///
+    /// ```
+    /// use phalanx_nn::Metric;
+    /// use phalanx_tensor::{Device, Tensor};
+    ///
+    /// let device = Device::cpu(1);
+    /// let [output, target] = [[1.0f32, 2.0, 3.5], [1.0, 2.0, 3.0]].map(|x| Tensor::from_slice(&device, &x, [3]));
+    /// assert_eq!(Metric::r2().of(&output, &target), 0.875);
+    /// ```
+    #[track_caller]
+    pub fn r2() -> Metric {
+        // Squares of what lies far from 0 hide the variance in float32, so those of a batch are of what lies beside its mean.
+        let parts = |outputs: &Tensor, target: &Tensor, _: Option<i64>| {
+            let (error, target) = (off(outputs, target), target.cast(DType::F32));
+            let count = Tensor::scalar(target.device(), target.count() as f64, DType::F32);
+            let mean = target.mean_all();
+            let beside = &target - &mean;
+            let parts = [error.square().sum_all(), count, mean, beside.sum_all(), beside.square().sum_all()];
+            Tensor::cat(&parts.map(|part| part.reshape([1])).each_ref(), 0)
+        };
+        let add = |parts: &[f32], sums: &mut [f64]| {
+            let [error, count, mean, beside, squares] = std::array::from_fn(|i| f64::from(parts[i]));
+            let target = count * mean + beside;
+            let more = [error, count, target, squares + 2.0 * mean * beside + count * mean * mean];
+            sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+        };
+        let value = |sums: &[f64]| 1.0 - sums[0] / (sums[3] - sums[2] * sums[2] / sums[1]);
+        Metric::with("r2", [5, 4], parts, add, value)
     }
 
     /// `balanced_accuracy`: the mean over the classes of the share of their labels that is told right, so that rare ones matter as much
-    /// as others; of those that have a label. Takes what [`Metric::macro_f1`] takes.
+    /// as others; of those that have a label. Takes labels as [`Metric::macro_f1`] does: of classes that are there or not, the share of
+    /// those found would be best where all are told to be there.
     #[track_caller]
     pub fn balanced_accuracy(classes: usize) -> Metric {
-        Metric::mean_over_classes("balanced_accuracy", classes, |[right, _, labels]| (right, labels))
+        let metric =
+            Metric::mean_over_classes("balanced_accuracy", classes, |[right, _, labels]| (right, labels));
+        let all = metric.parts.clone();
+        let parts = move |scores: &Tensor, target: &Tensor, ignored: Option<i64>| {
+            assert!(
+                target.dtype() == DType::I64,
+                "metric: balanced_accuracy of targets of {}: it takes labels, i64; macro_f1 takes others",
+                target.dtype()
+            );
+            all(scores, target, ignored)
+        };
+        Metric { parts: Arc::new(parts), ..metric }
     }
 
     /// `macro_f1`: the mean over the classes of their F1, the harmonic mean of precision and recall; of those that are told, or have a
@@ -130,18 +185,20 @@ impl Metric {
         };
         let sums =
             move |scores: &Tensor, target: &Tensor, ignored| by_class(scores, target, classes, ignored);
-        Metric::with(name, 3 * classes, sums, value)
+        Metric::with(name, [3 * classes; 2], sums, add, value)
     }
 
     #[track_caller]
     fn with(
         name: &str,
-        n_sums: usize,
-        sums: impl Fn(&Tensor, &Tensor, Option<i64>) -> Tensor + Send + Sync + 'static,
+        [n_parts, n_sums]: [usize; 2],
+        parts: impl Fn(&Tensor, &Tensor, Option<i64>) -> Tensor + Send + Sync + 'static,
+        add: AddFn,
         value: impl Fn(&[f64]) -> f64 + Send + Sync + 'static,
     ) -> Metric {
-        let (sums, value) = (Arc::new(sums), Arc::new(value));
-        Metric { name: name.into(), n_sums, sums, value, lower_is_better: false, made_at: Location::caller() }
+        let (parts, value) = (Arc::new(parts), Arc::new(value));
+        let (name, made_at) = (name.into(), Location::caller());
+        Metric { name, n_parts, n_sums, parts, add, value, lower_is_better: false, made_at }
     }
 
     /// The same where lower ones are better, as of errors.
@@ -169,19 +226,25 @@ impl Metric {
         if self.lower_is_better { new < old } else { new > old }
     }
 
-    /// The sums of some samples: f32 of shape ([`Metric::n_sums`]). `ignored` is the label of what doesn't count, if there is one.
+    /// What some samples come to, on their device: f32 of one row, for [`Metric::add`]. `ignored` is the label of what doesn't count, if
+    /// there is one.
     #[track_caller]
-    pub fn sums(&self, outputs: &Tensor, target: &Tensor, ignored: Option<i64>) -> Tensor {
-        let sums = (self.sums)(&outputs.cast(DType::F32), target, ignored);
+    pub fn parts(&self, outputs: &Tensor, target: &Tensor, ignored: Option<i64>) -> Tensor {
+        let parts = (self.parts)(&outputs.cast(DType::F32), target, ignored);
         assert!(
-            *sums.dims() == [self.n_sums],
+            *parts.dims() == [self.n_parts],
             "metric: {} of {} gave sums of shape {}: its {} in one row would do",
             self.name,
             self.made_at,
-            sums.shape(),
-            self.n_sums
+            parts.shape(),
+            self.n_parts
         );
-        sums.cast(DType::F32)
+        parts.cast(DType::F32)
+    }
+
+    /// Adds what some samples come to ([`Metric::parts`]) to the sums over all, of which there are [`Metric::n_sums`].
+    pub fn add(&self, parts: &[f32], sums: &mut [f64]) {
+        (self.add)(parts, sums);
     }
 
     /// The metric of all samples together whose sums these are; NaN where there is nothing to divide by.
@@ -192,8 +255,8 @@ impl Metric {
     /// The metric of these samples alone.
     #[track_caller]
     pub fn of(&self, outputs: &Tensor, target: &Tensor) -> f64 {
-        let sums: Vec<f64> =
-            self.sums(outputs, target, None).to_vec::<f32>().into_iter().map(f64::from).collect();
+        let mut sums = vec![0.0; self.n_sums];
+        self.add(&self.parts(outputs, target, None).to_vec::<f32>(), &mut sums);
         self.value(&sums)
     }
 }
@@ -203,6 +266,24 @@ impl fmt::Debug for Metric {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of {} sums of {}", self.name, self.n_sums, self.made_at)
     }
+}
+
+/// Adds each number to its sum.
+fn add(parts: &[f32], sums: &mut [f64]) {
+    sums.iter_mut().zip(parts).for_each(|(sum, &part)| *sum += f64::from(part));
+}
+
+/// `outputs - target` of the same shape: else one of them would be repeated.
+#[track_caller]
+fn off(outputs: &Tensor, target: &Tensor) -> Tensor {
+    assert!(
+        outputs.dims() == target.dims() && target.dtype().is_float(),
+        "metric: outputs of shape {} with targets of {}, {}: floats of the same shape would do",
+        outputs.shape(),
+        target.shape(),
+        target.dtype()
+    );
+    outputs - target.cast(DType::F32)
 }
 
 /// How many labels of each class were told right, then how often each was told, then how many labels each has.
@@ -282,8 +363,8 @@ mod tests {
             let more = [&scores(&told, 5)[..], &scores(&[3, 0], 5)].concat();
             let more = Tensor::from_slice(&device, &more, [10, 5]);
             let ignored = Tensor::from_slice(&device, &[0i64, 0, 1, 1, 1, 2, 2, 2, -100, -100], [10]);
-            let sums = metric.sums(&more, &ignored, Some(-100)).to_vec::<f32>();
-            let sums: Vec<f64> = sums.into_iter().map(f64::from).collect();
+            let mut sums = vec![0.0; metric.n_sums()];
+            metric.add(&metric.parts(&more, &ignored, Some(-100)).to_vec::<f32>(), &mut sums);
             assert!(near(metric.value(&sums), want), "{metric:?}");
         }
     }
@@ -296,7 +377,6 @@ mod tests {
             Tensor::from_slice(&device, &[1.0f32, -1.0, -2.0, 0.5, 3.0, -1.0, -0.5, 2.0, -1.0], [3, 3]);
         let targets = Tensor::from_slice(&device, &[1.0f32, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0], [3, 3]);
         assert!(near(Metric::macro_f1(3).of(&scores, &targets), 0.5));
-        assert!(near(Metric::balanced_accuracy(3).of(&scores, &targets), 0.5));
     }
 
     #[test]
@@ -307,8 +387,38 @@ mod tests {
         let metric = Metric::mean_absolute_error();
         assert_eq!(metric.of(&output, &target), 0.75);
         assert!(metric.prefers(0.5, 0.75) && !metric.prefers(f64::NAN, 0.75));
-        let sums = metric.sums(&output.cast(DType::BF16), &target, None);
-        assert_eq!(sums.to_vec::<f32>(), [3.0, 4.0]);
+        let parts = metric.parts(&output.cast(DType::BF16), &target, None);
+        assert_eq!(parts.to_vec::<f32>(), [3.0, 4.0]);
+        assert_eq!(Metric::root_mean_squared_error().of(&output, &target), (5.0f64 / 4.0).sqrt());
+    }
+
+    /// Targets that differ by far less than they lie from 0, in unlike batches.
+    #[test]
+    fn r2_is_that_of_all_samples_however_far_from_0_they_lie() {
+        let device = Device::cpu(1);
+        let target: Vec<f32> =
+            (0..3000).map(|i| 20_000.0 + (i * 37 % 101) as f32 / 8.0 - i as f32 / 500.0).collect();
+        let output: Vec<f32> =
+            target.iter().enumerate().map(|(i, y)| y + (i * 53 % 97) as f32 / 32.0).collect();
+        let of = |numbers: &[f32]| numbers.iter().map(|&y| f64::from(y)).collect::<Vec<_>>();
+        let (y, told) = (of(&target), of(&output));
+        let mean = y.iter().sum::<f64>() / 3000.0;
+        let errors: f64 = y.iter().zip(&told).map(|(y, told)| (told - y).powi(2)).sum();
+        let want = 1.0 - errors / y.iter().map(|y| (y - mean).powi(2)).sum::<f64>();
+        let (metric, mut sums) = (Metric::r2(), vec![0.0; 4]);
+        for batch in [0..7, 7..1500, 1500..3000] {
+            let of = |all: &[f32]| Tensor::from_slice(&device, &all[batch.clone()], [batch.len(), 1]);
+            metric.add(&metric.parts(&of(&output), &of(&target), None).to_vec::<f32>(), &mut sums);
+        }
+        assert!((metric.value(&sums) - want).abs() < 1e-6, "{}, not {want}", metric.value(&sums));
+    }
+
+    #[test]
+    #[should_panic(expected = "outputs of shape [3, 1] with targets of [3], f32: floats of the same shape")]
+    fn numbers_are_not_repeated() {
+        let device = Device::cpu(1);
+        let of = |shape: &[usize]| Tensor::zeros(&device, shape, DType::F32);
+        Metric::mean_absolute_error().of(&of(&[3, 1]), &of(&[3]));
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub enum Error {
         error: Box<phalanx_tensor::Error>,
     },
     /// Parameters without a gradient.
-    #[error("these parameters got no gradient in this step: {}\nhint: use them in the loss, or set parallel.find_unused=true", .names.join(", "))]
+    #[error("these parameters got no gradient in this step: {}\nhint: use them in the loss, or set parallel.find_unused=true (in a program DdpConfig::find_unused)", .names.join(", "))]
     Unused {
         /// Their names.
         names: Vec<String>,

@@ -111,11 +111,11 @@ impl<'a> Outputs<'a> {
         Ok(places.to_vec_later())
     }
 
-    /// The sums that `metric` is made of, without labels that are `ignored`. Asked for and failing as [`Outputs::loss`].
-    pub fn sums_of(&self, metric: &Metric, ignored: Option<i64>) -> Result<LaterVec<f32>, Error> {
-        let sums = no_grad(|| metric.sums(&self.scores(), &self.target, ignored));
+    /// What `metric` adds to its sums ([`Metric::add`]), without labels that are `ignored`. Asked for and failing as [`Outputs::loss`].
+    pub fn parts_of(&self, metric: &Metric, ignored: Option<i64>) -> Result<LaterVec<f32>, Error> {
+        let parts = no_grad(|| metric.parts(&self.scores(), &self.target, ignored));
         self.settle()?;
-        Ok(sums.to_vec_later())
+        Ok(parts.to_vec_later())
     }
 
     /// The outputs in float32, row by row, with the scores of all classes. Asked for and failing as [`Outputs::loss`].

@@ -1,7 +1,7 @@
 //! What can end a training program.
 
 use crate::device::DeviceSpec;
-use crate::trainer::Precision;
+use crate::trainer::{BadNumber, Precision};
 use phalanx_comm::Rank;
 use phalanx_job::Cause;
 use phalanx_nn::NotFinite;
@@ -148,15 +148,25 @@ pub enum Error {
     Optimizer(#[from] phalanx_nn::optim::BadValue),
     /// The loss is no number any more.
     #[error(
-        "the loss is {loss} at step {step}{}\nhint: lower optimizer.lr, set train.clip_norm, or look at the data",
-        place.as_ref().map_or_else(String::new, |place| format!(", where {place}"))
+        "the loss is {loss} at step {step}{}\nhint: {}",
+        match (sample, place) {
+            (Some(sample), _) => format!(": {sample}"),
+            (None, Some(place)) => format!(", where {place}"),
+            (None, None) => String::new(),
+        },
+        match sample {
+            Some(_) => "mend such samples, or leave them out of the data",
+            None => "lower the learning rate (optimizer.lr), clip the gradients (train.clip_norm, in a program Trainer::clip), or look at the data",
+        }
     )]
     Diverged {
         /// What this rank's part of it is.
         loss: f64,
         /// When.
         step: u64,
-        /// The first weight, buffer or gradient that is none, if the samples aren't to blame.
+        /// The first number of this rank's samples that is none.
+        sample: Option<BadNumber>,
+        /// The first weight, buffer or gradient that is none.
         place: Option<NotFinite>,
     },
     /// There is nothing that a step could learn.
@@ -170,7 +180,7 @@ pub enum Error {
     },
     /// A gradient is no number, where the loss still is one.
     #[error(
-        "{}, at step {step}\nhint: lower optimizer.lr, or look at the data of that step",
+        "{}, at step {step}\nhint: lower the learning rate (optimizer.lr), or look at the data of that step",
         place.as_ref().map_or_else(|| "a gradient is no number (train.on_nan=stop says which)".to_owned(), NotFinite::to_string)
     )]
     BadGradient {
@@ -308,6 +318,7 @@ impl Error {
             Error::Recipe(_)
             | Error::OutOfMemory(_)
             | Error::Untold(_)
+            | Error::Setting { .. }
             | Error::Optimizer(_)
             | Error::Group(_)
             | Error::BesideShards { .. }

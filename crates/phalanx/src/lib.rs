@@ -96,8 +96,8 @@ pub use phalanx_tensor as tensor;
 pub use recipe::{Recipe, RecipeError};
 pub use rehearsal::{Held, Rehearsed, Stage, rehearse};
 pub use trainer::{
-    Best, Evaluation, Interruption, LossScale, OnNan, Precision, Progress, Requests, State, TimeLimit,
-    Trained, Trainer, Used, Watch,
+    BadNumber, Best, Evaluation, Interruption, LossScale, OnNan, Precision, Progress, Requests, State,
+    TimeLimit, Trained, Trainer, Used, Watch,
 };
 pub use worker::{Arrival, Worker, check_environment, cores, spawn};
 

@@ -9,6 +9,7 @@
 
 mod ahead;
 mod alike;
+mod bad_number;
 mod by_shard;
 mod deal;
 mod evaluate;
@@ -28,6 +29,7 @@ mod strategy;
 mod time_limit;
 mod used;
 
+pub use bad_number::BadNumber;
 pub use evaluate::Evaluation;
 pub use judge::{Best, Watch};
 pub use precision::{LossScale, Precision};
@@ -226,7 +228,8 @@ impl Trainer {
         let is_new = |(i, name): (usize, &&str)| !name.is_empty() && !names[..i].contains(name);
         wrong("metrics", &names, "names, and each once", names.iter().enumerate().all(is_new))?;
         if let Watch::Metric(name) = &self.watch {
-            wrong("watch", name, "the name of one of the metrics", self.metric(name).is_some())?;
+            let told = format!("{name:?} beside metrics {names:?}");
+            wrong("watch", &format_args!("{told}"), "the name of one of these", self.metric(name).is_some())?;
         }
         let (label_smoothing, weights) = match &self.loss {
             Loss::CrossEntropy { label_smoothing } => (*label_smoothing, &[][..]),

@@ -9,7 +9,7 @@ use phalanx::nn::{
     WeightedCrossEntropy, Weights,
 };
 use phalanx::{Event, Observer, Progress, Quiet, State, Trained, Trainer, Watch, Worker, spawn};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 struct Empty;
 
@@ -54,7 +54,8 @@ fn settings_that_cannot_be_are_named() {
     let refused = |trainer: Trainer| {
         let points: Arc<dyn Dataset> = Arc::new(LinearRegression::new(4));
         let (worker, mut model) = (Worker::alone(1), Linear::new(1, 1));
-        let result = trainer.fit(&worker, &mut model, Sgd::new(0.1), points, None, &mut Quiet);
+        let test = Some(points.clone());
+        let result = trainer.fit(&worker, &mut model, Sgd::new(0.1), points, test, &mut Quiet);
         result.err().expect("it can't be").to_string()
     };
     let usual = || Trainer { loss: Loss::Mse, ..Trainer::default() };
@@ -86,10 +87,14 @@ fn settings_that_cannot_be_are_named() {
         ),
         (weighted(7.0, &[]), "loss.label_smoothing is 7.0: must be at least 0 and below 1"),
         (metrics(&["mine", "mine"]), r#"metrics is ["mine", "mine"]: must be names, and each once"#),
+        (
+            Trainer { best_file: Some("/nowhere/at/all/best.safetensors".into()), ..usual() },
+            "best_file is /nowhere/at/all/best.safetensors: must be a file in a folder that is there",
+        ),
         (metrics(&[""]), r#"metrics is [""]: must be names, and each once"#),
         (
             Trainer { watch: Watch::Metric("yours".into()), ..metrics(&["mine"]) },
-            r#"watch is "yours": must be the name of one of the metrics"#,
+            r#"watch is "yours" beside metrics ["mine"]: must be the name of one of these"#,
         ),
         (weighted(0.0, &[1.0, -1.0]), "loss.weights is [1.0, -1.0]: must be numbers of at least 0"),
     ];
@@ -300,6 +305,86 @@ fn the_weights_that_did_best_are_the_ones_that_are_kept() {
         };
         let evaluated = digits(&Trainer { epochs: 0, ..trainer }, Some((&weights, state)), &mut again);
         assert_eq!(evaluated.evaluation.unwrap(), best.evaluation);
+    }
+}
+
+#[test]
+fn what_is_watched_and_is_no_number_is_told() {
+    let metrics = vec![Metric::own("none", 1, |y, _| y.sum_all().reshape([1]), |_| f64::NEG_INFINITY)];
+    let watch = Watch::Metric("none".into());
+    let trainer =
+        Trainer { loss: Loss::Mse, metrics, watch, patience: Some(2), epochs: 9, ..Trainer::default() };
+    let points: Arc<dyn Dataset> = Arc::new(LinearRegression::new(4));
+    let (worker, mut model, mut told) = (Worker::alone(1), Linear::new(1, 1), Notes::default());
+    let (train, test) = (points.clone(), Some(points));
+    let trained = trainer.fit(&worker, &mut model, Sgd::new(0.01), train, test, &mut told).unwrap();
+    assert!(trained.stopped_early && trained.state.progress.best.is_none());
+    let want = "the test none, which is watched, is no number: this epoch can't be the best";
+    assert_eq!(told.0, [want, want]);
+}
+
+#[derive(Default)]
+struct Notes(Vec<String>);
+
+impl Observer for Notes {
+    fn event(&mut self, event: &Event) {
+        if let Event::Note { message } = event {
+            self.0.push(message.clone());
+        }
+    }
+}
+
+/// Points of which the sixth is spoilt, in its input or its target.
+struct Spoilt {
+    in_target: bool,
+}
+
+impl Dataset for Spoilt {
+    fn len(&self) -> usize {
+        12
+    }
+
+    fn input_dims(&self) -> &[usize] {
+        &[3]
+    }
+
+    fn target(&self) -> Target<'_> {
+        Target::Values(&[1])
+    }
+
+    fn batch(&self, indices: &[usize], into: &mut BatchBuffers) -> phalanx::data::Result<()> {
+        let batch = into.split();
+        let rows = batch.inputs.chunks_exact_mut(3).zip(batch.values);
+        for (&index, (input, value)) in indices.iter().zip(rows) {
+            let is_spoilt = |here: bool| here && index == 5;
+            input.fill(0.1);
+            input[2] = if is_spoilt(!self.in_target) { f32::NAN } else { 0.2 };
+            *value = if is_spoilt(self.in_target) { f32::INFINITY } else { 1.0 };
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn the_sample_whose_numbers_spoil_a_loss_is_named() {
+    let trainer = Trainer { loss: Loss::Mse, batch_size: 2, ..Trainer::default() };
+    for (in_target, want) in [
+        (false, "the input of sample 5 is NaN at element 2"),
+        (true, "the target of sample 5 is inf at element 0"),
+    ] {
+        for ranks in [1, 2] {
+            let told = Mutex::new(Vec::new());
+            let fit = |worker: Worker| {
+                let data = Arc::new(Spoilt { in_target });
+                let fitted =
+                    trainer.fit(&worker, &mut Linear::new(3, 1), Sgd::new(0.1), data, None, &mut Quiet);
+                fitted.map(drop).inspect_err(|error| told.lock().unwrap().push(error.to_string()))
+            };
+            spawn(ranks, fit).unwrap_err();
+            let told = told.into_inner().unwrap();
+            let named = |error: &String| error.contains(want) && error.contains("mend such samples");
+            assert!(told.iter().any(named), "{told:?}");
+        }
     }
 }
 

@@ -152,21 +152,23 @@ struct Counted<'a> {
     labels: Option<LaterVec<i64>>,
     /// How many classes come before each one's label, if that means anything.
     places: Option<LaterVec<f32>>,
-    /// The sums of each metric.
-    metrics: Vec<LaterVec<f32>>,
+    /// Each with what it adds to its sums.
+    metrics: Vec<(&'a Metric, LaterVec<f32>)>,
 }
 
 impl<'a> Counted<'a> {
     fn of(
         outputs: &Outputs<'_>,
         loss: &'a Loss,
-        metrics: &[Metric],
+        metrics: &'a [Metric],
         has_accuracy: bool,
     ) -> Result<Counted<'a>, phalanx_parallel::Error> {
         let matters = loss.weighs() || has_accuracy && loss.ignored().is_some();
         let labels = matters.then(|| outputs.target().to_vec_later());
         let places = if has_accuracy { Some(outputs.label_places(loss.ignored())?) } else { None };
-        let metrics = metrics.iter().map(|metric| outputs.sums_of(metric, loss.ignored()));
+        let metrics = metrics
+            .iter()
+            .map(|metric| outputs.parts_of(metric, loss.ignored()).map(|parts| (metric, parts)));
         let metrics = metrics.collect::<Result<_, _>>()?;
         let samples = outputs.samples();
         Ok(Counted { loss_of: loss, samples, loss: outputs.loss(&loss.over_all())?, labels, places, metrics })
@@ -191,7 +193,10 @@ impl<'a> Counted<'a> {
         // That of a score which is no number is less than 0.
         let before = |limit: f32| places.iter().filter(|place| (0.0..limit).contains(*place)).count() as f64;
         let basic: [f64; BASIC] = [total, counted, places.len() as f64, before(1.0), before(5.0)];
-        let metrics = self.metrics.into_iter().flat_map(LaterVec::to_vec).map(f64::from);
-        sums.iter_mut().zip(basic.into_iter().chain(metrics)).for_each(|(sum, found)| *sum += found);
+        let (sums, mut own) = sums.split_at_mut(BASIC);
+        sums.iter_mut().zip(basic).for_each(|(sum, found)| *sum += found);
+        for (metric, parts) in self.metrics {
+            metric.add(&parts.to_vec(), own.split_off_mut(..metric.n_sums()).expect("each has its sums"));
+        }
     }
 }

@@ -32,7 +32,15 @@ impl Watch {
             Watch::Accuracy => evaluation.accuracy,
             Watch::Metric(name) => evaluation.metrics.get(name).copied(),
         };
-        found.filter(|number| !number.is_nan())
+        found.filter(|number| number.is_finite())
+    }
+
+    fn name(&self) -> &str {
+        match self {
+            Watch::Loss => "loss",
+            Watch::Accuracy => "accuracy",
+            Watch::Metric(name) => name,
+        }
     }
 }
 
@@ -51,6 +59,14 @@ impl Trainer {
             progress.best = Some(Best { epoch: progress.epoch, evaluation: evaluation.clone() });
         }
         better
+    }
+
+    /// What to tell where something goes by a number that this evaluation doesn't have.
+    pub(super) fn unjudged(&self, evaluation: &Evaluation) -> Option<String> {
+        let is_watched = self.patience.is_some() || self.best_file.is_some() || self.watch != Watch::Loss;
+        let name = self.watch.name();
+        (is_watched && self.watch.of(evaluation).is_none())
+            .then(|| format!("the test {name}, which is watched, is no number: this epoch can't be the best"))
     }
 
     /// Whether the number that is watched is better if it is `new` than if it is `best`.

@@ -20,6 +20,7 @@ use phalanx_data::{Batch, Dataset, Loader, Order, Supply, Target};
 use phalanx_nn::{Average, Ctx, Loss, Module, Moment, Parameters};
 use phalanx_parallel::{Pass, PassLoss, Strategy, Sync};
 use phalanx_tensor::{DType, Device, Later, Tensor, autocast};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -142,15 +143,19 @@ impl<'a> Run<'a> {
                 return Err(Error::NoSamples { what });
             }
         }
-        let Trainer { plateau, patience, best_file, watch, .. } = trainer;
+        let Trainer { plateau, patience, best_file, watch, metrics, .. } = trainer;
         assert!(trainer.accumulate > 0, "Trainer: a step of 0 batches");
         let going_by_tests = [
             ("a schedule that follows the test loss", plateau.is_some()),
             ("patience", patience.is_some()),
             ("keeping the best weights", best_file.is_some()),
+            ("a metric", !metrics.is_empty()),
         ];
         if let (None, Some((what, _))) = (test, going_by_tests.iter().find(|(_, asked)| *asked)) {
             return Err(Error::NothingToJudge { what });
+        }
+        if let (Some(file), Rank(0)) = (best_file, group.rank()) {
+            check_place(file)?;
         }
         // What is watched is told by the test samples: training ones may be mixed.
         let watched = test.as_ref().unwrap_or(train);
@@ -405,7 +410,7 @@ impl<'a> Run<'a> {
             false => self.parameters.first_value_not_finite(),
         };
         let place = here.then(first).flatten();
-        Err(Error::Diverged { loss, step, place })
+        Err(Error::Diverged { loss, step, sample: self.bad_number(step), place })
     }
 
     /// The same of its gradients.
@@ -485,6 +490,19 @@ impl<'a> Run<'a> {
         let (loss, none) = (ByShard::of(&*self.strategy, 1), Duration::ZERO);
         let (owed, norm, found, used) = (Owed::default(), None, Found::Numbers, Used::default());
         self.exchange(&Made { loss, counted: 1.0, owed, norm, found, used, input: none, comm: none })
+    }
+}
+
+/// Fails where no file can be kept in this place, before there is anything to keep.
+fn check_place(file: &Path) -> Result<(), Error> {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match folder.is_dir() && !file.is_dir() {
+        true => Ok(()),
+        false => Err(Error::Setting {
+            name: "best_file",
+            value: file.display().to_string(),
+            want: "a file in a folder that is there",
+        }),
     }
 }
 

@@ -549,6 +549,10 @@ impl<'a> Course<'a> {
         if self.evaluation.as_ref().is_some_and(|evaluation| self.trainer.judge(&mut judged, evaluation)) {
             run.keep_best(state.average.as_ref())?;
         }
+        let unjudged = self.evaluation.as_ref().and_then(|evaluation| self.trainer.unjudged(evaluation));
+        if let (Some(message), true) = (unjudged, self.worker.is_first()) {
+            self.observer.event(&Event::Note { message });
+        }
         state.progress = judged;
         state.progress.next_epoch();
         self.after_step(run, state)?;
