@@ -215,6 +215,7 @@ pages! {
     one_device "single-device.md",
     data_parallel "data-parallel.md",
     spawn "spawn.md",
+    tabular "tabular.md",
     pixels "pixels.md",
     own_loop "own-loop.md",
     launcher "launcher.md",

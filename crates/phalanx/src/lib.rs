@@ -104,6 +104,7 @@ pub use worker::{Arrival, Worker, check_environment, cores, spawn};
 /// The programs of the tutorials, which are compiled and run as those of this page are.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/tutorials/spawn.md")]
+#[doc = include_str!("../../../docs/tutorials/tabular.md")]
 #[doc = include_str!("../../../docs/tutorials/pixels.md")]
 #[doc = include_str!("../../../docs/tutorials/own-loop.md")]
 struct Tutorials;

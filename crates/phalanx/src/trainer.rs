@@ -108,7 +108,8 @@ pub struct Trainer {
     pub watch: Watch,
     /// Ends the run after so many epochs in a row that were no better than the best before. Default: no such end.
     pub patience: Option<u64>,
-    /// The file in which rank 0 keeps the weights of the best epoch: those that were evaluated. Default: nowhere.
+    /// The file in which rank 0 keeps the weights of the best epoch, those that were evaluated: whole on its machine when any rank is done
+    /// ([`Progress::best`] says which epoch that was). Its folder has to be there. Default: nowhere.
     pub best_file: Option<PathBuf>,
     /// How batches are prepared. Default: in the training loop.
     pub loader: LoaderOptions,
@@ -190,7 +191,8 @@ pub enum OnNan {
 
 /// What a run leaves.
 pub struct Trained {
-    /// The parameters; the model shares them. Where ranks hold a part each and write checkpoints in parts, all of their values are on
+    /// The parameters, with the values that they had in the end; the model shares them. Those of the best epoch are in
+    /// [`Trainer::best_file`]. Where ranks hold a part each and write checkpoints in parts, all of their values are on
     /// rank 0 alone, or nowhere ([`Observer::needs_whole`]).
     pub parameters: Parameters,
     /// Where the run ended; what another one can go on from. Where ranks share out the optimizer's state, rank 0 has all of it and the
