@@ -359,7 +359,7 @@ mod tests {
 
     #[test]
     fn what_a_program_ends_with_tells_what_to_do() {
-        let error = Error::Diverged { loss: f64::NAN, step: 3, place: None };
+        let error = Error::Diverged { loss: f64::NAN, step: 3, sample: None, place: None };
         let told = format!("{error:?}");
         assert!(told == error.to_string() && told.contains("NaN at step 3\nhint: "), "{told}");
     }
