@@ -61,13 +61,19 @@ impl Loss {
     /// ```
     #[track_caller]
     pub fn own(f: impl Fn(&Tensor, &Tensor) -> Tensor + Send + Sync + 'static) -> Loss {
-        Loss::Own(OwnLoss { f: Arc::new(f), made_at: Location::caller() })
+        Loss::called("a loss".to_owned(), f)
+    }
+
+    /// One that says what it is.
+    #[track_caller]
+    fn called(what: String, f: impl Fn(&Tensor, &Tensor) -> Tensor + Send + Sync + 'static) -> Loss {
+        Loss::Own(OwnLoss { f: Arc::new(f), what, made_at: Location::caller() })
     }
 
     /// The mean absolute error; targets have the shape of the output.
     #[track_caller]
     pub fn l1() -> Loss {
-        Loss::own(|output, target| off(output, target).abs().mean_all())
+        Loss::called("l1".to_owned(), |output, target| off(output, target).abs().mean_all())
     }
 
     /// Huber's loss: half the square of what an output is off by, and from `delta` on a straight line of that slope, so that what is far
@@ -84,7 +90,7 @@ impl Loss {
     #[track_caller]
     pub fn huber(delta: f64) -> Loss {
         assert!(delta > 0.0, "loss: Huber's delta must be above 0, got {delta}");
-        Loss::own(move |output, target| {
+        Loss::called(format!("huber({delta})"), move |output, target| {
             let off = off(output, target).abs();
             let far = off.affine(delta, -0.5 * delta * delta);
             off.lt(delta).where_cond(&(off.square() * 0.5), &far).mean_all()
@@ -100,8 +106,8 @@ impl Loss {
             "loss: positive weights of {weights:?}: numbers of at least 0"
         );
         let weights = weights.to_vec();
-        Loss::own(move |output, target| {
-            check_alike(output, target);
+        Loss::called(format!("bce_with_positive_weights({weights:?})"), move |output, target| {
+            check_alike("loss", output, target);
             let last = output.dims().last().copied();
             assert!(
                 weights.len() == 1 || last == Some(weights.len()),
@@ -226,6 +232,7 @@ type LossFn = dyn Fn(&Tensor, &Tensor) -> Tensor + Send + Sync;
 #[derive(Clone)]
 pub struct OwnLoss {
     f: Arc<LossFn>,
+    what: String,
     made_at: &'static Location<'static>,
 }
 
@@ -244,10 +251,10 @@ impl OwnLoss {
     }
 }
 
-/// By its place in the program: ranks that have others are told apart by it.
+/// By what it is and its place in the program: ranks that have others are told apart by it.
 impl fmt::Debug for OwnLoss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.made_at)
+        write!(f, "{} of {}", self.what, self.made_at)
     }
 }
 
@@ -361,10 +368,10 @@ impl WeightedCrossEntropy {
     }
 }
 
-/// `output - target` of the same shape: else one of them would be repeated.
+/// `output - target` of the same shape.
 #[track_caller]
 fn off(output: &Tensor, target: &Tensor) -> Tensor {
-    check_alike(output, target);
+    check_alike("loss", output, target);
     wide(output) - wide(target)
 }
 
@@ -373,11 +380,12 @@ fn wide(x: &Tensor) -> Tensor {
     if x.dtype().is_half() { x.cast(DType::F32) } else { x.clone() }
 }
 
+/// Outputs and targets of another shape would be repeated.
 #[track_caller]
-fn check_alike(output: &Tensor, target: &Tensor) {
+pub(crate) fn check_alike(what: &str, output: &Tensor, target: &Tensor) {
     assert!(
         output.dims() == target.dims() && target.dtype().is_float(),
-        "loss: outputs of shape {} with targets of {}, {}: floats of the same shape would do",
+        "{what}: outputs of shape {} with targets of {}, {}: floats of the same shape would do",
         output.shape(),
         target.shape(),
         target.dtype()

@@ -3,7 +3,7 @@
 //! The mean IoU of all samples isn't the mean of those of their batches. So each number is a function of sums over all samples, which
 //! add up over batches and ranks.
 
-use crate::loss::Loss;
+use crate::loss::{Loss, check_alike};
 use phalanx_tensor::{DType, Keep, Tensor};
 use std::fmt;
 use std::panic::Location;
@@ -28,6 +28,7 @@ pub struct Metric {
     parts: Arc<PartsFn>,
     add: AddFn,
     value: Arc<ValueFn>,
+    ignored: Option<i64>,
     lower_is_better: bool,
     made_at: &'static Location<'static>,
 }
@@ -48,6 +49,9 @@ impl Metric {
     /// A metric of a program's own: `sums` gives `n_sums` numbers of some samples' outputs, in float32, and targets, a tensor of shape
     /// (`n_sums`); of what they add up to over all samples, `value` makes the metric. Larger ones are better, unless
     /// [`Metric::lower_is_better`] says otherwise.
+    ///
+    /// Where ranks hold a stretch of each sequence (`parallel.context`), it is given stretches, and sums over positions come to the mean of
+    /// those of these ranks: shares of such sums are right.
     ///
     /// ```
     /// use phalanx_nn::Metric;
@@ -104,7 +108,7 @@ impl Metric {
     }
 
     /// `r2`: which share of the variance of all targets together outputs of the same shape explain: 1 where they are the targets, 0 where
-    /// they are no nearer than the targets' mean.
+    /// they are no nearer than the targets' mean; NaN where all targets are the same.
     ///
     /// ```
     /// use phalanx_nn::Metric;
@@ -131,7 +135,11 @@ impl Metric {
             let more = [error, count, target, squares + 2.0 * mean * beside + count * mean * mean];
             sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
         };
-        let value = |sums: &[f64]| 1.0 - sums[0] / (sums[3] - sums[2] * sums[2] / sums[1]);
+        let value = |sums: &[f64]| {
+            let squares = sums[3] - sums[2] * sums[2] / sums[1];
+            // Of targets that are all the same there is nothing to explain but what rounding left.
+            if squares > 1e-12 * sums[3] { 1.0 - sums[0] / squares } else { f64::NAN }
+        };
         Metric::with("r2", [5, 4], parts, add, value)
     }
 
@@ -198,12 +206,18 @@ impl Metric {
     ) -> Metric {
         let (parts, value) = (Arc::new(parts), Arc::new(value));
         let (name, made_at) = (name.into(), Location::caller());
-        Metric { name, n_parts, n_sums, parts, add, value, lower_is_better: false, made_at }
+        Metric { name, n_parts, n_sums, parts, add, value, ignored: None, lower_is_better: false, made_at }
     }
 
     /// The same where lower ones are better, as of errors.
     pub fn lower_is_better(self) -> Metric {
         Metric { lower_is_better: true, ..self }
+    }
+
+    /// The same of classes without labels of this number, which needn't be a class. Else those are left out that the loss leaves out, where
+    /// it is a [`Loss::WeightedCrossEntropy`].
+    pub fn ignoring(self, label: i64) -> Metric {
+        Metric { ignored: Some(label), ..self }
     }
 
     /// The same under another name.
@@ -226,11 +240,11 @@ impl Metric {
         if self.lower_is_better { new < old } else { new > old }
     }
 
-    /// What some samples come to, on their device: f32 of one row, for [`Metric::add`]. `ignored` is the label of what doesn't count, if
-    /// there is one.
+    /// What some samples come to, on their device: f32 of one row, for [`Metric::add`]. `ignored` is the label of what doesn't count by the
+    /// loss, if there is one; [`Metric::ignoring`] comes before that.
     #[track_caller]
     pub fn parts(&self, outputs: &Tensor, target: &Tensor, ignored: Option<i64>) -> Tensor {
-        let parts = (self.parts)(&outputs.cast(DType::F32), target, ignored);
+        let parts = (self.parts)(&outputs.cast(DType::F32), target, self.ignored.or(ignored));
         assert!(
             *parts.dims() == [self.n_parts],
             "metric: {} of {} gave sums of shape {}: its {} in one row would do",
@@ -273,16 +287,10 @@ fn add(parts: &[f32], sums: &mut [f64]) {
     sums.iter_mut().zip(parts).for_each(|(sum, &part)| *sum += f64::from(part));
 }
 
-/// `outputs - target` of the same shape: else one of them would be repeated.
+/// `outputs - target` of the same shape.
 #[track_caller]
 fn off(outputs: &Tensor, target: &Tensor) -> Tensor {
-    assert!(
-        outputs.dims() == target.dims() && target.dtype().is_float(),
-        "metric: outputs of shape {} with targets of {}, {}: floats of the same shape would do",
-        outputs.shape(),
-        target.shape(),
-        target.dtype()
-    );
+    check_alike("metric", outputs, target);
     outputs - target.cast(DType::F32)
 }
 
@@ -294,10 +302,11 @@ fn by_class(scores: &Tensor, target: &Tensor, classes: usize, ignored: Option<i6
         check_classes(&scores, classes);
         // What doesn't count is of a class behind the others.
         let beyond = Tensor::scalar(labels.device(), classes as f64, DType::I64);
+        let all = classes + usize::from(ignored.is_some());
         let counts = ignored.map(|ignored| labels.ne(ignored as f64));
         let counted =
             |labels: Tensor| counts.as_ref().map_or(labels.clone(), |c| c.where_cond(&labels, &beyond));
-        [scores.argmax(1), labels].map(|labels| counted(labels).one_hot(0..classes, classes + 1, DType::F32))
+        [scores.argmax(1), labels].map(|labels| counted(labels).one_hot(0..classes, all, DType::F32))
     } else {
         check_classes(scores, classes);
         assert!(
@@ -365,6 +374,7 @@ mod tests {
             let ignored = Tensor::from_slice(&device, &[0i64, 0, 1, 1, 1, 2, 2, 2, -100, -100], [10]);
             let mut sums = vec![0.0; metric.n_sums()];
             metric.add(&metric.parts(&more, &ignored, Some(-100)).to_vec::<f32>(), &mut sums);
+            assert!(near(metric.clone().ignoring(-100).of(&more, &ignored), want), "{metric:?}");
             assert!(near(metric.value(&sums), want), "{metric:?}");
         }
     }
@@ -411,6 +421,8 @@ mod tests {
             metric.add(&metric.parts(&of(&output), &of(&target), None).to_vec::<f32>(), &mut sums);
         }
         assert!((metric.value(&sums) - want).abs() < 1e-6, "{}, not {want}", metric.value(&sums));
+        let same = Tensor::full(&device, [1000], 0.1, DType::F32);
+        assert!(metric.of(&(&same * 2.0), &same).is_nan());
     }
 
     #[test]

@@ -149,13 +149,14 @@ pub enum Error {
     /// The loss is no number any more.
     #[error(
         "the loss is {loss} at step {step}{}\nhint: {}",
-        match (sample, place) {
-            (Some(sample), _) => format!(": {sample}"),
-            (None, Some(place)) => format!(", where {place}"),
-            (None, None) => String::new(),
-        },
+        [place.as_ref().map(NotFinite::to_string), sample.as_ref().map(BadNumber::to_string)]
+            .into_iter()
+            .flatten()
+            .enumerate()
+            .map(|(i, place)| format!("{} {place}", [", where", ", and"][i]))
+            .collect::<String>(),
         match sample {
-            Some(_) => "mend such samples, or leave them out of the data",
+            Some(_) => "mend such samples or leave them out of the data, if they aren't meant to be so; else lower the learning rate (optimizer.lr)",
             None => "lower the learning rate (optimizer.lr), clip the gradients (train.clip_norm, in a program Trainer::clip), or look at the data",
         }
     )]

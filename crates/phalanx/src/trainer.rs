@@ -109,7 +109,7 @@ pub struct Trainer {
     /// Ends the run after so many epochs in a row that were no better than the best before. Default: no such end.
     pub patience: Option<u64>,
     /// The file in which rank 0 keeps the weights of the best epoch, those that were evaluated: whole on its machine when any rank is done
-    /// ([`Progress::best`] says which epoch that was). Its folder has to be there. Default: nowhere.
+    /// ([`Progress::best`] says which epoch that was). Default: nowhere.
     pub best_file: Option<PathBuf>,
     /// How batches are prepared. Default: in the training loop.
     pub loader: LoaderOptions,
@@ -227,8 +227,11 @@ impl Trainer {
         let is_time = warmup.epochs >= 0.0 && warmup.epochs.is_finite();
         wrong("schedule.warmup.epochs", &warmup.epochs, "0 or more", is_time)?;
         let names: Vec<&str> = self.metrics.iter().map(Metric::name).collect();
-        let is_new = |(i, name): (usize, &&str)| !name.is_empty() && !names[..i].contains(name);
-        wrong("metrics", &names, "names, and each once", names.iter().enumerate().all(is_new))?;
+        let is_new = |(i, name): (usize, &&str)| {
+            !["", "loss", "accuracy"].contains(name) && !names[..i].contains(name)
+        };
+        let are_new = names.iter().enumerate().all(is_new);
+        wrong("metrics", &names, "names, each once, and neither loss nor accuracy", are_new)?;
         if let Watch::Metric(name) = &self.watch {
             let told = format!("{name:?} beside metrics {names:?}");
             wrong("watch", &format_args!("{told}"), "the name of one of these", self.metric(name).is_some())?;
@@ -334,7 +337,11 @@ impl Trainer {
         // As a run of no steps, which nothing cuts short.
         let run = Trainer {
             epochs: 0,
+            drop_last: false,
             ema: None,
+            plateau: None,
+            patience: None,
+            best_file: None,
             initial: None,
             checkpoint: None,
             requests: Requests::default(),

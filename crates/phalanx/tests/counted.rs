@@ -241,7 +241,7 @@ fn a_step_without_a_label_that_counts_is_named() {
     for ranks in [1, 2] {
         let batch_size = STEP / ranks;
         let fit = |worker: &Worker, on_nan: OnNan| {
-            let trainer = Trainer { on_nan, batch_size, epochs: 1, ..trainer(&loss) };
+            let trainer = Trainer { on_nan, batch_size, epochs: 1, metrics: Vec::new(), ..trainer(&loss) };
             trainer.fit(worker, &mut net(), Sgd::new(LR), data(), None, &mut Quiet)
         };
         let told = Mutex::new(Vec::new());

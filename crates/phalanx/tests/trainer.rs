@@ -5,8 +5,8 @@ use phalanx::data::{BatchBuffers, Dataset, LinearRegression, Places, Silent, Tar
 use phalanx::nn::models::MnistNet;
 use phalanx::nn::optim::{Clip, Optimizer, Sgd};
 use phalanx::nn::{
-    Average, Curve, Linear, Loss, Metric, OneCycle, Parameters, Plateau, Plateaued, Schedule, Warmup,
-    WeightedCrossEntropy, Weights,
+    Average, BatchNorm1d, Curve, Linear, Loss, Metric, OneCycle, Parameters, Plateau, Plateaued, Schedule,
+    Sequential, Warmup, WeightedCrossEntropy, Weights,
 };
 use phalanx::{Event, Observer, Progress, Quiet, State, Trained, Trainer, Watch, Worker, spawn};
 use std::sync::{Arc, Mutex};
@@ -86,12 +86,14 @@ fn settings_that_cannot_be_are_named() {
             "loss.label_smoothing is 7.0: must be at least 0 and below 1",
         ),
         (weighted(7.0, &[]), "loss.label_smoothing is 7.0: must be at least 0 and below 1"),
-        (metrics(&["mine", "mine"]), r#"metrics is ["mine", "mine"]: must be names, and each once"#),
         (
-            Trainer { best_file: Some("/nowhere/at/all/best.safetensors".into()), ..usual() },
-            "best_file is /nowhere/at/all/best.safetensors: must be a file in a folder that is there",
+            metrics(&["mine", "mine"]),
+            r#"metrics is ["mine", "mine"]: must be names, each once, and neither loss nor accuracy"#,
         ),
-        (metrics(&[""]), r#"metrics is [""]: must be names, and each once"#),
+        (
+            metrics(&["loss"]),
+            r#"metrics is ["loss"]: must be names, each once, and neither loss nor accuracy"#,
+        ),
         (
             Trainer { watch: Watch::Metric("yours".into()), ..metrics(&["mine"]) },
             r#"watch is "yours" beside metrics ["mine"]: must be the name of one of these"#,
@@ -273,7 +275,7 @@ fn what_goes_by_evaluations_needs_test_samples() {
 #[test]
 fn the_weights_that_did_best_are_the_ones_that_are_kept() {
     let folder = tempfile::tempdir().unwrap();
-    let best_file = Some(folder.path().join("best.safetensors"));
+    let best_file = Some(folder.path().join("made/for/it/best.safetensors"));
     // So fast that it gets worse again.
     let curve = Curve::MultiStep { milestones: vec![1.0], gamma: 10.0 };
     for ema in [None, Some(0.5)] {
@@ -336,7 +338,8 @@ impl Observer for Notes {
 
 /// Points of which the sixth is spoilt, in its input or its target.
 struct Spoilt {
-    in_target: bool,
+    /// Of its target, or of its input; of neither.
+    of: Option<bool>,
 }
 
 impl Dataset for Spoilt {
@@ -356,10 +359,10 @@ impl Dataset for Spoilt {
         let batch = into.split();
         let rows = batch.inputs.chunks_exact_mut(3).zip(batch.values);
         for (&index, (input, value)) in indices.iter().zip(rows) {
-            let is_spoilt = |here: bool| here && index == 5;
+            let is_spoilt = |in_target: bool| self.of == Some(in_target) && index == 5;
             input.fill(0.1);
-            input[2] = if is_spoilt(!self.in_target) { f32::NAN } else { 0.2 };
-            *value = if is_spoilt(self.in_target) { f32::INFINITY } else { 1.0 };
+            input[2] = if is_spoilt(false) { f32::NAN } else { 0.2 };
+            *value = if is_spoilt(true) { f32::INFINITY } else { 1.0 };
         }
         Ok(())
     }
@@ -375,7 +378,7 @@ fn the_sample_whose_numbers_spoil_a_loss_is_named() {
         for ranks in [1, 2] {
             let told = Mutex::new(Vec::new());
             let fit = |worker: Worker| {
-                let data = Arc::new(Spoilt { in_target });
+                let data = Arc::new(Spoilt { of: Some(in_target) });
                 let fitted =
                     trainer.fit(&worker, &mut Linear::new(3, 1), Sgd::new(0.1), data, None, &mut Quiet);
                 fitted.map(drop).inspect_err(|error| told.lock().unwrap().push(error.to_string()))
@@ -410,6 +413,20 @@ fn a_model_is_judged_as_it_is() {
         Ok(())
     })
     .unwrap();
+}
+
+/// What is told of batches that can't be trained on doesn't matter where nothing is.
+#[test]
+fn any_number_of_samples_can_be_judged() {
+    let net = || Sequential::new().then(Linear::new(3, 4)).then(BatchNorm1d::new(4)).then(Linear::new(4, 1));
+    let trainer = Trainer { loss: Loss::Mse, batch_size: 11, drop_last: true, ..Trainer::default() };
+    for batch_size in [11, 64] {
+        let (worker, mut model) = (Worker::alone(1), net());
+        let parameters = Parameters::build(&mut model, worker.device(), 0);
+        let trainer = Trainer { batch_size, ..trainer.clone() };
+        let found = trainer.evaluate(&worker, &model, &parameters, Arc::new(Spoilt { of: None })).unwrap();
+        assert!(found.loss.is_finite());
+    }
 }
 
 #[test]

@@ -157,7 +157,7 @@ function addOwn() {
   const own = CHARTS.filter((chart) => chart.own).map((chart) => chart.own);
   for (const name of new Set(names.filter((name) => !own.includes(name)))) {
     if (own.length === MOST_OWN) return;
-    const those = (c) => c.epochs.filter((e) => name in e.test_metrics);
+    const those = (c) => c.epochs.filter((e) => Object.hasOwn(e.test_metrics, name));
     const chart = { title: `test ${name}`, own: name, of: (c) => [those(c).map((e) => e.step), those(c).map((e) => e.test_metrics[name])] };
     const at = OWN_FROM + own.length;
     CHARTS.splice(at, 0, chart);

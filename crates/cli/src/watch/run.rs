@@ -7,8 +7,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// So many steps of a run are kept at most; where there are more, every second one is forgotten, again and again.
 const MOST_STEPS: usize = 1 << 14;
-/// Numbers of a program's own that an evaluation tells.
+/// Numbers of a program's own that an evaluation tells, and the bytes of their names.
 const MOST_METRICS: usize = 32;
+const LONGEST_NAME: usize = 100;
 /// What is told of a run beside its numbers.
 const MOST_MARKS: usize = 1000;
 
@@ -169,7 +170,8 @@ impl Run {
                 }
             }
             &Event::Epoch { epoch, samples_per_s, test_loss, test_accuracy, ref test_metrics, .. } => {
-                let few = test_metrics.iter().take(MOST_METRICS);
+                let named = test_metrics.iter().filter(|(name, _)| name.len() <= LONGEST_NAME);
+                let few = named.take(MOST_METRICS);
                 let test_metrics = few.map(|(name, value)| (name.clone(), *value)).collect();
                 // Not each step is told of.
                 let end = self.steps_per_epoch.saturating_mul(epoch.saturating_add(1)).min(self.steps);
@@ -337,6 +339,8 @@ pub(super) mod tests {
         let many: Vec<String> = (0..1000).map(|i| i.to_string()).collect();
         run.hear(&epoch(&many.iter().map(|name| (&name[..], 0.0)).collect::<Vec<_>>()));
         assert_eq!(run.summary().test_metrics.len(), MOST_METRICS);
+        run.hear(&epoch(&[(&"long".repeat(LONGEST_NAME), 1.0)]));
+        assert!(run.summary().test_metrics.is_empty());
     }
 
     #[test]

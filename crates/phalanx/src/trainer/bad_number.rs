@@ -1,6 +1,6 @@
 //! Which sample is to blame where the loss of a step is no number: asked once it is, so that nobody looks at samples in steps that go well.
 
-use super::run::Run;
+use super::run::{Run, StepAt};
 use phalanx_data::Batch;
 use std::fmt;
 
@@ -27,10 +27,9 @@ impl fmt::Display for BadNumber {
 
 impl Run<'_> {
     /// The first one of this rank's samples of a step, which are read once more; none where a device makes them.
-    pub(super) fn bad_number(&self, step: u64) -> Option<BadNumber> {
-        let (steps, passes) = (self.steps_per_epoch(), self.deal.passes_of(self.deal.step()));
-        let first = (step % steps) as usize * passes;
-        let batches = self.train.epoch_from(step / steps, first).ok()?;
+    pub(super) fn bad_number(&self, at: StepAt) -> Option<BadNumber> {
+        let passes = self.deal.passes_of(self.deal.step());
+        let batches = self.train.epoch_from(at.epoch, at.step_in_epoch as usize * passes).ok()?;
         batches.take(passes).find_map(|batch| first_of(&batch.ok()?))
     }
 }

@@ -20,9 +20,23 @@ use phalanx_data::{Batch, Dataset, Loader, Order, Supply, Target};
 use phalanx_nn::{Average, Ctx, Loss, Module, Moment, Parameters};
 use phalanx_parallel::{Pass, PassLoss, Strategy, Sync};
 use phalanx_tensor::{DType, Device, Later, Tensor, autocast};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// Which step: of the run, and of which epoch.
+#[derive(Clone, Copy)]
+pub(super) struct StepAt {
+    pub(super) step: u64,
+    pub(super) epoch: u64,
+    pub(super) step_in_epoch: u64,
+}
+
+impl StepAt {
+    /// The next one.
+    pub(super) fn of(&Progress { step, epoch, step_in_epoch, .. }: &Progress) -> StepAt {
+        StepAt { step, epoch, step_in_epoch }
+    }
+}
 
 /// A run as long as one membership lasts, ready for its first step.
 pub(super) struct Run<'a> {
@@ -153,9 +167,6 @@ impl<'a> Run<'a> {
         ];
         if let (None, Some((what, _))) = (test, going_by_tests.iter().find(|(_, asked)| *asked)) {
             return Err(Error::NothingToJudge { what });
-        }
-        if let (Some(file), Rank(0)) = (best_file, group.rank()) {
-            check_place(file)?;
         }
         // What is watched is told by the test samples: training ones may be mixed.
         let watched = test.as_ref().unwrap_or(train);
@@ -317,7 +328,7 @@ impl<'a> Run<'a> {
             Found::Overflow => None,
         };
         let [known] = loss.own();
-        self.check_loss(known, progress.step, true)?;
+        self.check_loss(known, StepAt::of(progress), true)?;
         let norm = match clipped {
             Some(later) if owed.is_any() => {
                 owed.add_norm(later);
@@ -399,7 +410,7 @@ impl<'a> Run<'a> {
     }
 
     /// Fails if the loss of a step is no number any more, while the weights still are what they were before it. Gradients tell where only as long as they are that step's own.
-    pub(super) fn check_loss(&self, loss: f64, step: u64, has_gradients: bool) -> Result<(), Error> {
+    pub(super) fn check_loss(&self, loss: f64, at: StepAt, has_gradients: bool) -> Result<(), Error> {
         if self.trainer.on_nan == OnNan::Ignore || loss.is_finite() {
             return Ok(());
         }
@@ -410,7 +421,7 @@ impl<'a> Run<'a> {
             false => self.parameters.first_value_not_finite(),
         };
         let place = here.then(first).flatten();
-        Err(Error::Diverged { loss, step, sample: self.bad_number(step), place })
+        Err(Error::Diverged { loss, step: at.step, sample: self.bad_number(at), place })
     }
 
     /// The same of its gradients.
@@ -455,6 +466,10 @@ impl<'a> Run<'a> {
                 Some(average) => average.to_weights(self.parameters),
                 None => self.parameters.to_weights(),
             };
+            if let Some(folder) = file.parent() {
+                // Where that fails, so does what comes next, and says why.
+                let _ = std::fs::create_dir_all(folder);
+            }
             weights.save(file)?;
         }
         self.strategy.any(false)?;
@@ -490,19 +505,6 @@ impl<'a> Run<'a> {
         let (loss, none) = (ByShard::of(&*self.strategy, 1), Duration::ZERO);
         let (owed, norm, found, used) = (Owed::default(), None, Found::Numbers, Used::default());
         self.exchange(&Made { loss, counted: 1.0, owed, norm, found, used, input: none, comm: none })
-    }
-}
-
-/// Fails where no file can be kept in this place, before there is anything to keep.
-fn check_place(file: &Path) -> Result<(), Error> {
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    match folder.is_dir() && !file.is_dir() {
-        true => Ok(()),
-        false => Err(Error::Setting {
-            name: "best_file",
-            value: file.display().to_string(),
-            want: "a file in a folder that is there",
-        }),
     }
 }
 

@@ -17,7 +17,8 @@ pub(super) fn check(run: &Run<'_>) -> Result<(), Error> {
     let sharing = run.strategy.shared_batch().map_or(Sharing::Apart, |_| Sharing::Together);
     let reaches_last = run.steps() >= run.steps_per_epoch();
     let sizes = Sizes { samples, step, pass, parts, sharing };
-    if sizes.fewest(reaches_last) > 1 || fewest_values(run) != Some(1) {
+    let trains = run.steps() > 0;
+    if !trains || sizes.fewest(reaches_last) > 1 || fewest_values(run) != Some(1) {
         return Ok(());
     }
     let (in_all, own_parts) = (sizes.fewest(false) <= 1, run.trainer.parts());

@@ -9,7 +9,7 @@ use super::evaluate::{evaluate, of_words};
 use super::owed::Owed;
 use super::precision::Found;
 use super::rebuild::{self, Beginning, Newest, Own};
-use super::run::{Run, Tally};
+use super::run::{Run, StepAt, Tally};
 use super::settle::{self, Standing, Told};
 use super::{Data, Evaluation, Interruption, State, Trainer};
 use crate::checkpoint::Checkpoints;
@@ -90,7 +90,7 @@ struct EpochStart {
 
 /// A step that was made.
 struct MadeStep {
-    step: u64,
+    at: StepAt,
     start: Instant,
     /// As it is to be told, but for its time, and for the loss and the norm of the gradients where they are owed.
     told: Event,
@@ -249,7 +249,10 @@ impl<'a> Course<'a> {
         // An epoch whose steps are all made is not over before it was evaluated.
         while state.progress.step < last && !trainer.lost_patience(&state.progress)
             || state.progress.step_in_epoch == steps_per_epoch
-            || self.goes_on && self.evaluated != Some(state.progress.step) && state.progress.step == last
+            || self.goes_on
+                && self.evaluated != Some(state.progress.step)
+                && state.progress.step == last
+                && state.progress.step_in_epoch > 0
         {
             let tally = self.epoch(run, state, last)?;
             if tally.change && tally.stop.is_none() {
@@ -268,6 +271,7 @@ impl<'a> Course<'a> {
         if self.evaluated != Some(state.progress.step) {
             let _evaluation = self.worker.pulse().enter(Section::Evaluation);
             self.evaluation = evaluate(run, &mut state.average)?;
+            self.evaluated = Some(state.progress.step);
         }
         self.finish(run, state, None)
     }
@@ -564,7 +568,8 @@ impl<'a> Course<'a> {
         let (epoch, steps_per_epoch) = (state.progress.epoch, run.steps_per_epoch());
         let mut batches = run.batches(&state.progress)?;
         while state.progress.step < last && state.progress.step_in_epoch < steps_per_epoch {
-            let (step, step_start) = (state.progress.step, Instant::now());
+            let (at, step_start) = (StepAt::of(&state.progress), Instant::now());
+            let step = at.step;
             let _step = self.worker.pulse().enter(Section::Step(step));
             self.before_step.copy_from(run.strategy.own_parameters(self.parameters).buffers());
             if self.trainer.graphs {
@@ -638,7 +643,7 @@ impl<'a> Course<'a> {
             let (loss, counted, owed) = (made.loss, made.counted, made.owed);
             let is_newest = true;
             self.made =
-                Some(MadeStep { step, start: step_start, told, is_wanted, loss, counted, owed, is_newest });
+                Some(MadeStep { at, start: step_start, told, is_wanted, loss, counted, owed, is_newest });
             if !is_owed {
                 self.look(run)?;
             }
@@ -656,7 +661,7 @@ impl<'a> Course<'a> {
 
     /// As [`Course::look`], where the step that is waited for is over for its host: a GPU that hangs in it is as late as in any.
     fn look_in_step(&mut self, run: &Run<'_>) -> Result<(), Error> {
-        let section = self.made.as_ref().map(|made| Section::Step(made.step));
+        let section = self.made.as_ref().map(|made| Section::Step(made.at.step));
         let _step = section.map(|section| self.worker.pulse().enter(section));
         self.look(run)
     }
@@ -664,17 +669,17 @@ impl<'a> Course<'a> {
     /// Waits for what is owed of the last step's loss, and tells of the step.
     fn look(&mut self, run: &Run<'_>) -> Result<(), Error> {
         let Some(made) = self.made.take() else { return Ok(()) };
-        let MadeStep { step, start, mut told, is_wanted, mut loss, counted, mut owed, is_newest } = made;
+        let MadeStep { at, start, mut told, is_wanted, mut loss, counted, mut owed, is_newest } = made;
         let is_owed = owed.is_any();
         owed.pay(&mut loss);
         let [own] = loss.own();
         let own = own / counted;
         let owed_norm = owed.pay_norm();
         if is_owed {
-            run.check_loss(own, step, is_newest)?;
+            run.check_loss(own, at, is_newest)?;
         }
         if let Some(norm) = owed_norm {
-            run.check_owed_norm(norm, step, is_newest)?;
+            run.check_owed_norm(norm, at.step, is_newest)?;
         }
         // A step that was given while the GPU had another to make begins where that one ended.
         let now = Instant::now();
