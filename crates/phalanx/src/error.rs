@@ -148,13 +148,9 @@ pub enum Error {
     Optimizer(#[from] phalanx_nn::optim::BadValue),
     /// The loss is no number any more.
     #[error(
-        "the loss is {loss} at step {step}{}\nhint: {}",
-        [place.as_ref().map(NotFinite::to_string), sample.as_ref().map(BadNumber::to_string)]
-            .into_iter()
-            .flatten()
-            .enumerate()
-            .map(|(i, place)| format!("{} {place}", [", where", ", and"][i]))
-            .collect::<String>(),
+        "the loss is {loss} at step {step}{}{}\nhint: {}",
+        place.as_ref().map_or_else(String::new, |place| format!(", where {place}")),
+        sample.as_ref().map_or_else(String::new, |sample| format!("; {sample}")),
         match sample {
             Some(_) => "mend such samples or leave them out of the data, if they aren't meant to be so; else lower the learning rate (optimizer.lr)",
             None => "lower the learning rate (optimizer.lr), clip the gradients (train.clip_norm, in a program Trainer::clip), or look at the data",

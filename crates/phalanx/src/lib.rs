@@ -32,8 +32,8 @@
 //! ```
 //!
 //! A loss that isn't among those of [`nn::Loss`] is [`nn::Loss::own`], and numbers that test samples are judged by beside it are
-//! [`Trainer::metrics`]. What was learned before is judged by [`Trainer::evaluate`]. A loop of one's own, as for two networks that learn by each other,
-//! has a [`parallel::Strategy`] make gradients whole, and moves the parameters itself:
+//! [`Trainer::metrics`]. What was learned before is judged by [`Trainer::evaluate`]. A loop of one's own, as for two networks that learn
+//! by each other, has a [`parallel::Strategy`] make gradients whole, and moves the parameters itself:
 //!
 //! ```
 //! use phalanx::nn::optim::{Adam, Optimizer};

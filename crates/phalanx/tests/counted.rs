@@ -148,9 +148,8 @@ fn plainly(loss: &WeightedCrossEntropy) -> Left {
     let right = pairs().filter(|(label, told)| label == told).count() as f64;
     let accuracy = Some(right / pairs().count() as f64);
     let metrics = metrics().into_iter().map(|metric| {
-        let mut sums = vec![0.0; metric.n_sums()];
-        metric.add(&metric.parts(&scores, &y, loss.ignored).to_vec::<f32>(), &mut sums);
-        (metric.name().to_owned(), metric.value(&sums))
+        let name = metric.name().to_owned();
+        (name, metric.ignoring(PAD).of(&scores, &y))
     });
     let metrics = metrics.collect();
     let evaluation = Evaluation { loss: loss.of(&scores, &y).item(), accuracy, top5: None, metrics };

@@ -125,25 +125,7 @@ fn check_counts(origin: &str, table: &Table) -> Result<(), RecipeError> {
             return refuse("model.heads", format!("a divisor of model.width = {width}"), heads.to_string());
         }
     }
-    let metrics = value("train", "metrics").and_then(toml::Value::as_array);
-    let metrics: Vec<&str> = metrics.into_iter().flatten().filter_map(toml::Value::as_str).collect();
-    let told = NEEDS.iter().find(|need| need.key == "train.watch" && need.models.contains(&model));
-    let told = told.map_or(&[][..], |need| need.fitting);
-    if let Some(unfit) = metrics.iter().find(|metric| !told.contains(metric)) {
-        let fitting: Vec<&str> = told.iter().copied().filter(|number| !BASIC.contains(number)).collect();
-        let expected = format!("a list of some of {} for the model {model}", fitting.join(", "));
-        let none = format!("left out for the model {model}");
-        return refuse(
-            "train.metrics",
-            if fitting.is_empty() { none } else { expected },
-            (*unfit).to_owned(),
-        );
-    }
-    let watch = Some(word("train", "watch")).filter(|watch| !watch.is_empty() && !BASIC.contains(watch));
-    if let Some(watch) = watch.filter(|watch| !metrics.contains(watch)) {
-        let expected = format!("a list with {watch} in it beside train.watch = {watch}");
-        return refuse("train.metrics", expected, metrics.join(", "));
-    }
+    check_metrics(origin, table, model)?;
     let augment = value("data", "augment").and_then(toml::Value::as_bool);
     if augment == Some(true) && !PICTURES.contains(&dataset) {
         return refuse("data.augment", "false".into(), "true".into());
@@ -176,6 +158,34 @@ fn check_counts(origin: &str, table: &Table) -> Result<(), RecipeError> {
             refuse("model.head", format!("at least {classes}, the classes of {dataset}"), head.to_string())
         }
         _ => Ok(()),
+    }
+}
+
+/// Refuses metrics that say nothing of the model's outputs, and one to watch that isn't among them.
+fn check_metrics(origin: &str, table: &Table, model: &str) -> Result<(), RecipeError> {
+    let value = |leaf: &str| table.get("train").and_then(|train| train.get(leaf));
+    let refuse =
+        |expected: String, found: String| Err(RecipeError::bad(origin, "train.metrics", expected, found));
+    let metrics = value("metrics").and_then(toml::Value::as_array);
+    let metrics: Vec<&str> = metrics.into_iter().flatten().filter_map(toml::Value::as_str).collect();
+    // Of what may be watched, that which isn't told unasked.
+    let told = NEEDS.iter().find(|need| need.key == "train.watch" && need.models.contains(&model));
+    let told = told.map_or(&[][..], |need| need.fitting).iter().copied();
+    let fitting: Vec<&str> = told.filter(|number| !BASIC.contains(number)).collect();
+    if let Some(unfit) = metrics.iter().find(|metric| !fitting.contains(metric)) {
+        let expected = match fitting.is_empty() {
+            true => format!("left out for the model {model}"),
+            false => format!("a list of some of {} for the model {model}", fitting.join(", ")),
+        };
+        return refuse(expected, (*unfit).to_owned());
+    }
+    let watch = value("watch").and_then(toml::Value::as_str).filter(|watch| !BASIC.contains(watch));
+    match watch.filter(|watch| !metrics.contains(watch)) {
+        Some(watch) => {
+            let found = if metrics.is_empty() { "nothing".to_owned() } else { metrics.join(", ") };
+            refuse(format!("a list with {watch} in it beside train.watch = {watch}"), found)
+        }
+        None => Ok(()),
     }
 }
 

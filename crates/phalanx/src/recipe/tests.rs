@@ -604,7 +604,11 @@ fn parts_that_do_not_fit_are_refused_by_name() {
         ("linear-regression", "train.metrics=[macro_f1]", ["some of mean_absolute_error", "got: macro_f1"]),
         ("gpt", "train.metrics=[macro_f1]", ["train.metrics must be left out for the model gpt", "macro_f1"]),
         ("gpt", "train.watch=macro_f1", ["needs train.watch = loss", "got: macro_f1"]),
-        ("mnist", "train.watch=macro_f1", ["train.metrics must be a list with macro_f1 in it", "got: "]),
+        (
+            "mnist",
+            "train.watch=macro_f1",
+            ["train.metrics must be a list with macro_f1 in it", "got: nothing"],
+        ),
         (
             "mnist",
             "train.metrics=[macro_fl]",
