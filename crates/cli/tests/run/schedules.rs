@@ -42,8 +42,6 @@ type Row = (&'static [Act], &'static [Told]);
 
 /// How often a step is told before the next row: every tenth is.
 const STEPS: usize = 3;
-/// Steps of an epoch.
-const EPOCH: u64 = 125;
 /// Those that are enough don't wait long for others.
 const SOON: &str = "last_call_timeout=0.2";
 const TRAINING: &str = "--epochs 1000 --set train.checkpoint_every=50";
@@ -107,16 +105,11 @@ impl Play {
         std::mem::take(&mut self.hosts).into_iter().map(end).collect()
     }
 
-    /// Asks all hosts to end, goes on with it on the first host to the end of the epoch, and checks what came of it; gives what the
-    /// first host said before.
+    /// Asks all hosts to end and checks what has come of the run; gives what the first host said.
     fn end(mut self) -> String {
         self.hosts.values().for_each(|host| host.signal("-TERM"));
         let said = self.all_end(143).swap_remove(0);
-        let steps = self.run.checkpointed().next_multiple_of(EPOCH).to_string();
-        self.run.alone(&["--resume", "--steps", &steps], &self.run.out());
-        self.run.until(|event| event["event"] == "done");
-        self.run.is_whole();
-        self.run.has_the_bits_of_an_undisturbed_one(&["--steps", &steps]);
+        self.run.goes_on_to_the_same_bits();
         said
     }
 

@@ -14,6 +14,8 @@ const LIMIT: Duration = Duration::from_secs(240);
 const TRAINING: &str = "train mnist-mini --batch-size 4 --logical-shards 4";
 /// Samples of its steps.
 const STEP: u64 = 16;
+/// Steps of its epochs.
+const EPOCH: u64 = 125;
 
 /// Nodes that train together, and what was told of it.
 pub(crate) struct Training {
@@ -110,18 +112,23 @@ impl Training {
         user::workers(&self.site.folder(name).join("out"), "RANK=").into_iter().max()
     }
 
+    /// The lines of the events that weren't read yet.
+    fn untold(&mut self) -> Vec<String> {
+        let text = fs::read_to_string(self.out().join("events.jsonl")).unwrap_or_default();
+        let whole = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
+        // What will be told again was cut.
+        let is_same = |(told, line): &(&String, &str)| told == line;
+        let known = self.told.iter().zip(whole.lines()).take_while(is_same).count();
+        self.told.truncate(known);
+        whole.lines().skip(known).map(str::to_owned).collect()
+    }
+
     /// Reads on to the first event that is wanted; fails if the training is done before.
     pub(crate) fn until(&mut self, wanted: impl Fn(&Value) -> bool) -> Value {
         loop {
-            let text = fs::read_to_string(self.out().join("events.jsonl")).unwrap_or_default();
-            let whole = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
-            // What will be told again was cut.
-            let is_same = |(told, line): &(&String, &str)| told == line;
-            let known = self.told.iter().zip(whole.lines()).take_while(is_same).count();
-            self.told.truncate(known);
-            for line in whole.lines().skip(known) {
-                self.told.push(line.to_owned());
-                let event = serde_json::from_str(line).unwrap();
+            for line in self.untold() {
+                let event = serde_json::from_str(&line).unwrap();
+                self.told.push(line);
                 if wanted(&event) {
                     return event;
                 }
@@ -178,6 +185,36 @@ impl Training {
             assert_eq!(code, 0, "{said}");
             said
         })
+    }
+
+    /// Reads on to a step that is told from now on.
+    fn until_another_step(&mut self) {
+        let old = self.untold();
+        self.told.extend(old);
+        self.until(|event| event["event"] == "step");
+    }
+
+    /// Asks these nodes, which are all, to end after another step, and checks what has come of the training; gives what they have said.
+    pub(crate) fn stops_well<const N: usize>(&mut self, nodes: [Agent; N]) -> [String; N] {
+        self.until_another_step();
+        nodes.iter().for_each(|node| node.signal("-TERM"));
+        let said = nodes.map(|node| {
+            let (code, _, said) = node.end();
+            assert_eq!(code, 143, "{said}");
+            said
+        });
+        self.goes_on_to_the_same_bits();
+        said
+    }
+
+    /// Goes on with the training, which was stopped, on this host alone to the end of its epoch, and checks that it is whole and has
+    /// the bits of one that nothing happened to.
+    pub(crate) fn goes_on_to_the_same_bits(&mut self) {
+        let steps = self.checkpointed().next_multiple_of(EPOCH).to_string();
+        self.alone(&["--resume", "--steps", &steps], &self.out());
+        self.until(|event| event["event"] == "done");
+        self.is_whole();
+        self.has_the_bits_of_an_undisturbed_one(&["--steps", &steps]);
     }
 
     /// What the training has left that more of it would change.
