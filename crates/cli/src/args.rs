@@ -123,6 +123,13 @@ pub(crate) struct TrainArgs {
     /// Start from the weights in this .safetensors or .pth file, or folder of .safetensors files.
     #[arg(long, value_name = "FILE")]
     pub(crate) init: Option<PathBuf>,
+    /// Judge the weights in this file, or folder of files, on the test samples, and train nothing.
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = ["init", "resume", "epochs", "steps", "time_limit", "log_interval", "save_optimizer", "list", "print"]
+    )]
+    pub(crate) evaluate: Option<PathBuf>,
     /// Put the next good image in the place of one that can't be read, and count these.
     #[arg(long)]
     pub(crate) skip_bad: bool,

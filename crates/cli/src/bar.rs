@@ -4,7 +4,7 @@ use crate::events::line_of;
 use crate::say::{print, say};
 use indicatif::{ProgressBar, ProgressStyle};
 use phalanx::data::{FetchEvent, Progress};
-use phalanx::{Event, Observer};
+use phalanx::{Event, Observer, Scores};
 use std::io::IsTerminal;
 
 /// Shows a training run.
@@ -45,6 +45,31 @@ impl TrainBar {
             None => say(line),
         }
     }
+}
+
+/// How a model does, behind something else.
+fn told(scores: &Scores) -> String {
+    let mut told = String::new();
+    if let Some(loss) = scores.test_loss {
+        told += &format!(", test loss {loss:.4}");
+    }
+    if let Some(accuracy) = scores.test_accuracy {
+        told += &format!(", test accuracy {:.2}%", 100.0 * accuracy);
+    }
+    if let Some(top5) = scores.test_top5 {
+        told += &format!(" (top five {:.2}%)", 100.0 * top5);
+    }
+    match (scores.test_bits_per_byte, scores.test_perplexity) {
+        (Some(bits), Some(perplexity)) => {
+            told += &format!(", {bits:.3} bits a byte (perplexity {perplexity:.2})");
+        }
+        (None, Some(perplexity)) => told += &format!(", perplexity {perplexity:.2}"),
+        _ => {}
+    }
+    for (name, value) in &scores.test_metrics {
+        told += &format!(", {name} {value:.4}");
+    }
+    told
 }
 
 /// Steps between two that people are told of: often enough for the eye, too seldom to cost anything.
@@ -99,41 +124,10 @@ impl Observer for TrainBar {
                 let ms = ms.map_or(String::new(), |ms| format!(" ({ms:.0} ms)"));
                 self.say(&format!("step {step}: going on with {world_size} {workers}{ms}"));
             }
-            Event::Epoch {
-                epoch,
-                seconds,
-                samples_per_s,
-                test_loss,
-                test_accuracy,
-                test_top5,
-                test_bits_per_byte,
-                test_perplexity,
-                test_metrics,
-                each_once,
-                skipped,
-                ..
-            } => {
+            Event::Epoch { epoch, seconds, samples_per_s, test, each_once, skipped, .. } => {
                 self.last_samples = None;
-                let mut line = format!("epoch {epoch}: {seconds:.2} s, {samples_per_s:.0} samples/s");
-                if let Some(loss) = test_loss {
-                    line += &format!(", test loss {loss:.4}");
-                }
-                if let Some(accuracy) = test_accuracy {
-                    line += &format!(", test accuracy {:.2}%", 100.0 * accuracy);
-                }
-                if let Some(top5) = test_top5 {
-                    line += &format!(" (top five {:.2}%)", 100.0 * top5);
-                }
-                match (test_bits_per_byte, test_perplexity) {
-                    (Some(bits), Some(perplexity)) => {
-                        line += &format!(", {bits:.3} bits a byte (perplexity {perplexity:.2})");
-                    }
-                    (None, Some(perplexity)) => line += &format!(", perplexity {perplexity:.2}"),
-                    _ => {}
-                }
-                for (name, value) in test_metrics {
-                    line += &format!(", {name} {value:.4}");
-                }
+                let mut line =
+                    format!("epoch {epoch}: {seconds:.2} s, {samples_per_s:.0} samples/s{}", told(test));
                 if *each_once == Some(false) {
                     line += ", NOT each sample once";
                 }
@@ -141,6 +135,11 @@ impl Observer for TrainBar {
                     line += &format!(", {skipped} bad images replaced");
                 }
                 self.say(&line);
+            }
+            Event::Evaluation { world_size, samples, seconds, test } => {
+                let plural = if *world_size == 1 { "" } else { "s" };
+                let scores = told(test);
+                self.say(&format!("{samples} samples, {world_size} worker{plural}: {seconds:.2} s{scores}"));
             }
             Event::Resume { step, epoch, path } => {
                 // It may be an earlier step than the last one.

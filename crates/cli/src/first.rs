@@ -96,10 +96,7 @@ impl<'a> First<'a> {
         }
         let path = run_dir.events();
         let events = EventsFile::open(&path).map_err(|source| unwritable(path, source))?;
-        let shown: Box<dyn Observer> = match self.args.json {
-            true => Box::new(JsonLines),
-            false => Box::new(TrainBar::new(self.args.log_interval, self.about.as_ref())),
-        };
+        let shown = shown(self.args, self.about.as_ref());
         self.desk = Some(Desk { run_dir: run_dir.clone(), claim, events, shown, spec });
         Ok(run_dir)
     }
@@ -163,6 +160,14 @@ impl Desk {
         }
         let new: Vec<&Event> = events.filter(|event| self.events.write(event)).collect();
         new.into_iter().for_each(|event| self.shown.event(event));
+    }
+}
+
+/// Who shows what happens, of a run that began like this if it has begun.
+pub(crate) fn shown(args: &TrainArgs, about: Option<&Event>) -> Box<dyn Observer> {
+    match args.json {
+        true => Box::new(JsonLines),
+        false => Box::new(TrainBar::new(args.log_interval, about)),
     }
 }
 

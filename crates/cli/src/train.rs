@@ -10,7 +10,7 @@ use crate::args::{TrainArgs, WrongUsage};
 use crate::bar::FetchBar;
 use crate::drain::{self, Asks};
 use crate::failure;
-use crate::first::{BEST, First, MODEL};
+use crate::first::{BEST, First, MODEL, shown};
 use crate::run::{Gpus, fresh_run_id, hang_limits, number_of_workers, refuse_trouble, tls_is_asked_for};
 use crate::runs;
 use crate::say::{self, print, say};
@@ -23,8 +23,8 @@ use phalanx::parallel::{LocalConfig, ModelParallelConfig};
 use phalanx::recipe::{BUILT_IN, LaidOut};
 use phalanx::tensor::{DebugSync, Device};
 use phalanx::{
-    DeviceSpec, Error, Event, Interruption, Observer, OnNan, Recipe, Requests, State, TimeLimit, Trainer,
-    Worker, cores,
+    DeviceSpec, Error, Event, Interruption, Observer, OnNan, Recipe, Requests, Scores, State, TimeLimit,
+    Trainer, Worker, cores,
 };
 use phalanx_job::{DRAINED, RunDir, WorkerEnv, names};
 use phalanx_launch::{Console, LaunchSpec, LocalRank, THIS_PROGRAM, inherited_file};
@@ -34,7 +34,7 @@ use std::fs;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long workers have to end once one has failed or the run is to stop.
 const GRACE: Duration = Duration::from_secs(10);
@@ -156,7 +156,10 @@ fn lead(args: &TrainArgs, recipe: &Recipe, text: Option<&str>) -> Result<u8> {
     }
     if let Some(init) = args.init.as_ref().filter(|_| !args.resume) {
         // A file that doesn't fit is told once, by this process, before any other is started. A run that goes on may not need it.
-        check_initial(init, recipe)?;
+        check_initial(&initial(init, recipe)?, recipe)?;
+    }
+    if let Some(weights) = &args.evaluate {
+        check_initial(&InitialWeights { head: Head::All, ..initial(weights, recipe)? }, recipe)?;
     }
     let run_id = fresh_run_id()?;
     let out = args.out.clone().unwrap_or_else(|| unnamed_out(args, recipe, &run_id));
@@ -265,7 +268,11 @@ fn work(args: &TrainArgs, recipe: &Recipe, env: &WorkerEnv) -> Result<u8> {
     let arrival = Worker::arrive_on(device(args), threads, debug_sync)?;
     let prepared = prepare(arrival.device(), args, recipe, env).inspect_err(|error| arrival.report(error))?;
     let mut worker = arrival.join()?;
-    match train_as(&worker, prepared, args, recipe, env, &requests, time_limit) {
+    let ended = match &args.evaluate {
+        None => train_as(&worker, prepared, args, recipe, env, &requests, time_limit),
+        Some(weights) => evaluate(&worker, prepared, args, recipe, weights).map(|()| End::Done),
+    };
+    match ended {
         Ok(End::Done) => match say::lost() {
             None => Ok(0),
             // Whoever did it all again would have nowhere to tell it either.
@@ -435,6 +442,28 @@ fn train_as(
     Ok(End::Interrupted { steps, why })
 }
 
+/// Judges weights on the test samples, and tells how they do.
+fn evaluate(
+    worker: &Worker,
+    prepared: Prepared,
+    args: &TrainArgs,
+    recipe: &Recipe,
+    weights: &Path,
+) -> Result<(), Error> {
+    let Prepared { data, model, parameters, local, mesh, .. } = prepared;
+    let weights = InitialWeights { head: Head::All, ..initial(weights, recipe)? };
+    let trainer = Trainer { local, mesh, ..recipe.trainer()? };
+    let (start, samples) = (Instant::now(), data.test.len());
+    let found = trainer.evaluate_file(weights, worker, model.as_ref(), &parameters, data.test.clone())?;
+    let (world_size, seconds) = (worker.group().world_size(), start.elapsed().as_secs_f64());
+    if worker.is_first() {
+        let test = Scores::of(&found, data.test.as_ref());
+        let told = Event::Evaluation { world_size, samples, seconds, test };
+        shown(args, None).event(&told);
+    }
+    Ok(())
+}
+
 /// Refuses a run whose folder isn't seen by all of its nodes where that loses something: a job of Slurm may begin again on other nodes, and
 /// of a checkpoint in parts each rank writes its own. Elsewhere it is only told.
 fn look_for_folder(
@@ -498,10 +527,10 @@ fn initial(path: &Path, recipe: &Recipe) -> Result<InitialWeights, Error> {
 ///
 /// # Errors
 /// It can't; where nothing but the head doesn't fit, the message says what would do.
-fn check_initial(path: &Path, recipe: &Recipe) -> Result<(), Error> {
+fn check_initial(weights: &InitialWeights, recipe: &Recipe) -> Result<(), Error> {
     let mut model = recipe.model()?;
     let parameters = Parameters::lay_out(&mut model, &Device::cpu(1), 0);
-    let checked = initial(path, recipe)?.check(&parameters);
+    let checked = weights.check(&parameters);
     let Err(Error::Mismatch { path, mismatch }) = checked else { return checked.map(drop) };
     let new_head = recipe.model_takes_head() && parameters.concerns_head_alone(&mismatch);
     match mismatch.misshaped.first().map(|(_, _, shape)| shape.dims()[0]) {

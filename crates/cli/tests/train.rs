@@ -2,6 +2,7 @@
 
 mod user;
 
+use serde_json::Value;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -19,6 +20,61 @@ fn train(folder: &Path, args: &[&str]) -> Output {
 
 fn losses(out: &Output) -> Vec<f64> {
     events(out).iter().filter(|e| e["event"] == "step").map(|e| e["loss"].as_f64().unwrap()).collect()
+}
+
+/// On any workers and by any strategy, to what the run itself has told in the end.
+#[test]
+fn weights_in_a_file_are_judged_and_nothing_is_trained() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let told = train(folder, &["mnist-mini", "--epochs", "2", "--json", "--out", "run"]);
+    let told = events(&told);
+    let epoch = told.iter().rfind(|event| event["event"] == "epoch").unwrap();
+    let files = |run: &str| -> Vec<_> {
+        let entries = fs::read_dir(folder.join(run)).unwrap().map(|entry| entry.unwrap().file_name());
+        entries.filter(|name| name != "logs").collect()
+    };
+    let left = files("run").len();
+    let judge = ["mnist-mini", "--evaluate", "run/model.safetensors", "--out", "judged"];
+    let ways: [&[&str]; 4] = [
+        &["--nproc-per-node", "1"],
+        &["--strategy", "fsdp"],
+        &["--strategy", "dp", "--nproc-per-node", "1"],
+        &["--logical-shards", "3", "--batch-size", "7"],
+    ];
+    for way in ways {
+        let out = train(folder, &[&judge[..], &["--json"], way].concat());
+        let [judged] = &events(&out)[..] else { panic!("{way:?}: {out:?}") };
+        assert_eq!(judged["event"], "evaluation", "{way:?}: {judged}");
+        assert_eq!(judged["samples"], 500, "{way:?}: {judged}");
+        for exact in ["test_accuracy", "test_top5"] {
+            assert_eq!(judged[exact], epoch[exact], "{way:?}: {judged}, not {epoch}");
+        }
+        let loss = |event: &Value| event["test_loss"].as_f64().unwrap();
+        assert!((loss(judged) - loss(epoch)).abs() < 1e-5, "{way:?}: {judged}, not {epoch}");
+        assert!(files("judged").is_empty(), "{way:?}: {:?}", files("judged"));
+    }
+    let out = train(folder, &[&judge[..], &["--set", "train.metrics=[macro_f1]"]].concat());
+    assert!(out.stdout.is_empty(), "{out:?}");
+    let accuracy = 100.0 * epoch["test_accuracy"].as_f64().unwrap();
+    for words in ["500 samples, 2 workers: ", &format!("test accuracy {accuracy:.2}%"), ", macro_f1 0."] {
+        assert!(text(&out.stderr).contains(words), "{words} in {}", text(&out.stderr));
+    }
+    assert_eq!(files("run").len(), left);
+    for (args, code, words) in [
+        (
+            &["linear-regression", "--evaluate", "run/model.safetensors"][..],
+            1,
+            "the weights don't fit the model",
+        ),
+        (&["mnist-mini", "--evaluate", "run/none"], 1, "run/none: can't be read"),
+        (&["mnist-mini", "--evaluate", "run/model.safetensors", "--resume"], 2, "cannot be used with"),
+    ] {
+        let out = train(folder, args);
+        let said = text(&out.stderr);
+        assert!(out.status.code() == Some(code) && said.contains(words), "{args:?}: {out:?}");
+    }
+    assert!(!folder.join("runs").exists(), "what is refused leaves nothing");
 }
 
 #[test]

@@ -64,10 +64,41 @@ impl Loss {
         Loss::called("a loss".to_owned(), f)
     }
 
+    /// The loss that is a sum over what counts, divided by how much counts: `sum` makes the first of an output and its targets, `weight`
+    /// the other of the targets alone, both scalars. Wherever samples are shared out, among ranks, micro-batches or the batches of a step,
+    /// it is that of one batch of all of them, as of [`Loss::WeightedCrossEntropy`], where a mean over what counts of each part is another.
+    /// On a GPU each pass waits for what `weight` comes to.
+    ///
+    /// ```
+    /// use phalanx_nn::Loss;
+    /// use phalanx_tensor::{Device, Tensor};
+    ///
+    /// // Targets below 0 are missing.
+    /// let is_there = |target: &Tensor| target.ge(0.0).cast(target.dtype());
+    /// let loss = Loss::own_by_weight(
+    ///     move |output, target| {
+    ///         assert_eq!(output.dims(), target.dims(), "else one is repeated");
+    ///         ((output - target).square() * is_there(target)).sum_all()
+    ///     },
+    ///     move |target| is_there(target).sum_all(),
+    /// );
+    /// let device = Device::cpu(1);
+    /// let [output, target] = [[1.0f32, 5.0, 2.0], [2.0, -1.0, 5.0]].map(|x| Tensor::from_slice(&device, &x, [3]));
+    /// assert_eq!(loss.of(&output, &target).item(), (1.0 + 9.0) / 2.0);
+    /// ```
+    #[track_caller]
+    pub fn own_by_weight(
+        sum: impl Fn(&Tensor, &Tensor) -> Tensor + Send + Sync + 'static,
+        weight: impl Fn(&Tensor) -> Tensor + Send + Sync + 'static,
+    ) -> Loss {
+        let Loss::Own(own) = Loss::own(sum) else { unreachable!("it is one of a program's own") };
+        Loss::Own(OwnLoss { weight: Some((Arc::new(weight), MeanOver::Counted)), ..own })
+    }
+
     /// One that says what it is.
     #[track_caller]
     fn called(what: String, f: impl Fn(&Tensor, &Tensor) -> Tensor + Send + Sync + 'static) -> Loss {
-        Loss::Own(OwnLoss { f: Arc::new(f), what, made_at: Location::caller() })
+        Loss::Own(OwnLoss { f: Arc::new(f), weight: None, what, made_at: Location::caller() })
     }
 
     /// The mean absolute error; targets have the shape of the output.
@@ -200,7 +231,20 @@ impl Loss {
 
     /// Whether the mean is by what labels count, which isn't the same of all of them.
     pub fn weighs(&self) -> bool {
-        matches!(self, Loss::WeightedCrossEntropy(of_some) if of_some.mean == MeanOver::Counted)
+        match self {
+            Loss::WeightedCrossEntropy(of_some) => of_some.mean == MeanOver::Counted,
+            Loss::Own(own) => own.weighs().is_some(),
+            _ => false,
+        }
+    }
+
+    /// What targets of a [`Loss::own_by_weight`] count in the mean, by their number: a scalar. None of all others, of which labels tell
+    /// ([`Loss::counts`]).
+    #[track_caller]
+    pub fn weight(&self, target: &Tensor) -> Option<Tensor> {
+        let Loss::Own(own) = self else { return None };
+        let weight = own.scalar("the weight", own.weighs()?(target));
+        Some(weight * (1.0 / target.count().max(1) as f64))
     }
 
     /// What these labels count together in the mean.
@@ -220,6 +264,10 @@ impl Loss {
             Loss::WeightedCrossEntropy(of_some) => {
                 Loss::WeightedCrossEntropy(WeightedCrossEntropy { mean: MeanOver::All, ..of_some.clone() })
             }
+            Loss::Own(own) => {
+                let weight = own.weight.clone().map(|(weight, _)| (weight, MeanOver::All));
+                Loss::Own(OwnLoss { weight, ..own.clone() })
+            }
             _ => self.clone(),
         }
     }
@@ -228,10 +276,15 @@ impl Loss {
 /// What makes a loss of an output and its targets.
 type LossFn = dyn Fn(&Tensor, &Tensor) -> Tensor + Send + Sync;
 
+/// What says how much targets count.
+type WeightFn = dyn Fn(&Tensor) -> Tensor + Send + Sync;
+
 /// A loss of a program's own.
 #[derive(Clone)]
 pub struct OwnLoss {
     f: Arc<LossFn>,
+    /// What `f` makes is a sum to be divided by this, if there is one, or by the number of targets.
+    weight: Option<(Arc<WeightFn>, MeanOver)>,
     what: String,
     made_at: &'static Location<'static>,
 }
@@ -239,15 +292,29 @@ pub struct OwnLoss {
 impl OwnLoss {
     #[track_caller]
     fn of(&self, output: &Tensor, target: &Tensor) -> Tensor {
-        let loss = (self.f)(output, target);
+        let loss = self.scalar("the loss", (self.f)(output, target));
+        match &self.weight {
+            None => loss,
+            Some((weight, MeanOver::Counted)) => loss / self.scalar("the weight", weight(target)),
+            Some((_, MeanOver::All)) => loss * (1.0 / target.count().max(1) as f64),
+        }
+    }
+
+    /// What the mean is by, unless all targets count alike.
+    fn weighs(&self) -> Option<&WeightFn> {
+        self.weight.as_ref().filter(|(_, mean)| *mean == MeanOver::Counted).map(|(weight, _)| &**weight)
+    }
+
+    #[track_caller]
+    fn scalar(&self, what: &str, made: Tensor) -> Tensor {
         assert!(
-            loss.dims().is_empty() && loss.dtype().is_float(),
-            "loss: that of {} gave {} of shape {}: a single float would do, as of `mean_all`",
+            made.dims().is_empty() && made.dtype().is_float(),
+            "loss: {what} of {} is {} of shape {}: a single float would do, as of `mean_all`",
             self.made_at,
-            loss.dtype(),
-            loss.shape()
+            made.dtype(),
+            made.shape()
         );
-        loss
+        made
     }
 }
 

@@ -2,11 +2,16 @@
 
 use crate::checkpoint::{self, Holds};
 use crate::error::Error;
-use crate::trainer::{Evaluation, State};
+use crate::trainer::{Evaluation, State, of_words};
+use phalanx_data::{Dataset, Input};
 use phalanx_nn::Parameters;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::f64::consts::LN_2;
 use std::path::{Path, PathBuf};
+
+/// How many bytes there are.
+const BYTES: usize = 1 << 8;
 
 /// Something that happened in training. The names are a contract.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -67,26 +72,9 @@ pub enum Event {
         seconds: f64,
         /// Samples a second, of all ranks.
         samples_per_s: f64,
-        /// The mean loss on the test samples, if there are any.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        test_loss: Option<f64>,
-        /// The share of the labels of test samples that was told right, if they have such, and not the words of a text.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        test_accuracy: Option<f64>,
-        /// The share of test samples whose label was among the five likeliest, if there are more than five.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        test_top5: Option<f64>,
-        /// The mean loss on the test samples in bits, where these are windows of a text: what each of its bytes would take if it were
-        /// compressed with the model.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        test_bits_per_byte: Option<f64>,
-        /// The mean loss as a perplexity, e to its power, where samples are words with a label each: of so many equally likely ones the choice
-        /// would be as hard.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        test_perplexity: Option<f64>,
-        /// What else test samples are judged by, by name ([`crate::Trainer::metrics`]); without those that are no numbers.
-        #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-        test_metrics: BTreeMap<String, f64>,
+        /// How the model does on test samples, if there are any.
+        #[serde(flatten)]
+        test: Scores,
         /// How many samples the ranks have trained on.
         samples: u64,
         /// Whether these were all samples that were to be trained on, each once, by what the ranks say that they took. Not known
@@ -96,6 +84,18 @@ pub enum Event {
         /// Bad images that others took the place of, if there were any.
         #[serde(default, skip_serializing_if = "is_zero")]
         skipped: u64,
+    },
+    /// A model was judged that was not trained.
+    Evaluation {
+        /// How many ranks have judged it.
+        world_size: usize,
+        /// On so many test samples.
+        samples: usize,
+        /// How long it took, in seconds.
+        seconds: f64,
+        /// How it does.
+        #[serde(flatten)]
+        test: Scores,
     },
     /// Ranks were lost, or came, and the run goes on with those that there are now.
     Members {
@@ -159,6 +159,49 @@ pub enum Event {
         /// Whether the run ended before its epochs, for want of anything better.
         stopped_early: bool,
     },
+}
+
+/// How a model does on test samples, by the names of [`Event`]s.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Scores {
+    /// The mean loss on the test samples, if there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub test_loss: Option<f64>,
+    /// The share of the labels of test samples that was told right, if they have such, and not the words of a text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub test_accuracy: Option<f64>,
+    /// The share of test samples whose label was among the five likeliest, if there are more than five.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub test_top5: Option<f64>,
+    /// The mean loss on the test samples in bits, where these are windows of a text: what each of its bytes would take if it were
+    /// compressed with the model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub test_bits_per_byte: Option<f64>,
+    /// The mean loss as a perplexity, e to its power, where samples are words with a label each: of so many equally likely ones the choice
+    /// would be as hard.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub test_perplexity: Option<f64>,
+    /// What else test samples are judged by, by name ([`crate::Trainer::metrics`]); without those that are no numbers.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub test_metrics: BTreeMap<String, f64>,
+}
+
+impl Scores {
+    /// Those of an evaluation on samples of this data set.
+    pub fn of(evaluation: &Evaluation, dataset: &dyn Dataset) -> Scores {
+        let of_words = of_words(dataset);
+        // Labels may be other things than the bytes of a text.
+        let of_bytes = of_words && dataset.input() == Input::Ids(BYTES);
+        let numbers = evaluation.metrics.iter().filter(|(_, value)| value.is_finite());
+        Scores {
+            test_loss: Some(evaluation.loss),
+            test_accuracy: evaluation.accuracy,
+            test_top5: evaluation.top5,
+            test_bits_per_byte: of_bytes.then_some(evaluation.loss / LN_2),
+            test_perplexity: of_words.then(|| evaluation.loss.exp()),
+            test_metrics: numbers.map(|(name, value)| (name.clone(), *value)).collect(),
+        }
+    }
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]

@@ -86,7 +86,7 @@ mod worker;
 
 pub use device::DeviceSpec;
 pub use error::Error;
-pub use event::{Concluded, Event, Observer, Quiet};
+pub use event::{Concluded, Event, Observer, Quiet, Scores};
 pub use phalanx_comm as comm;
 pub use phalanx_data as data;
 pub use phalanx_job::{Entered, Pulse, Section, Waiting};

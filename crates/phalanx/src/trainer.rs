@@ -31,6 +31,7 @@ mod used;
 
 pub use bad_number::BadNumber;
 pub use evaluate::Evaluation;
+pub(crate) use evaluate::of_words;
 pub use judge::{Best, Watch};
 pub use precision::{LossScale, Precision};
 pub use requests::Requests;
@@ -58,8 +59,9 @@ use steps::Course;
 /// How a model is trained.
 #[derive(Clone, Debug)]
 pub struct Trainer {
-    /// How outputs are held against targets. Default: negative log likelihood. Where some labels count more than others, or not at all
-    /// ([`Loss::WeightedCrossEntropy`]), they do so as in one batch of all samples of a step, however these are shared out.
+    /// How outputs are held against targets. Default: negative log likelihood. Where some targets count more than others, or not at all
+    /// ([`Loss::WeightedCrossEntropy`], [`Loss::own_by_weight`]), they do so as in one batch of all samples of a step, however these are
+    /// shared out.
     pub loss: Loss,
     /// How often all samples are seen; 0 evaluates the model as it is, if there are test samples. Default 1.
     pub epochs: u64,
@@ -334,6 +336,33 @@ impl Trainer {
         parameters: &Parameters,
         test: Arc<dyn Dataset>,
     ) -> Result<Evaluation, Error> {
+        self.evaluate_with(None, worker, model, parameters, test)
+    }
+
+    /// The same of weights in a file, or in several, which the parameters take first: where ranks share out a model, none ever holds all
+    /// of them.
+    ///
+    /// # Errors
+    /// As those of [`Trainer::evaluate`], and where the weights can't be read or are of another model.
+    pub fn evaluate_file(
+        &self,
+        weights: InitialWeights,
+        worker: &Worker,
+        model: &dyn Module,
+        parameters: &Parameters,
+        test: Arc<dyn Dataset>,
+    ) -> Result<Evaluation, Error> {
+        self.evaluate_with(Some(weights), worker, model, parameters, test)
+    }
+
+    fn evaluate_with(
+        &self,
+        initial: Option<InitialWeights>,
+        worker: &Worker,
+        model: &dyn Module,
+        parameters: &Parameters,
+        test: Arc<dyn Dataset>,
+    ) -> Result<Evaluation, Error> {
         // As a run of no steps, which nothing cuts short.
         let run = Trainer {
             epochs: 0,
@@ -342,7 +371,7 @@ impl Trainer {
             plateau: None,
             patience: None,
             best_file: None,
-            initial: None,
+            initial,
             checkpoint: None,
             requests: Requests::default(),
             time_limit: None,

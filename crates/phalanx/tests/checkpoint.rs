@@ -34,8 +34,8 @@ impl Observer for Told {
             Event::Step { step, epoch, loss, samples, lr, .. } => {
                 self.lines.push(format!("step {step} of epoch {epoch}: {loss:?} after {samples}, at {lr:?}"));
             }
-            Event::Epoch { epoch, test_loss, test_accuracy, .. } => {
-                self.lines.push(format!("epoch {epoch}: {test_loss:?} {test_accuracy:?}"));
+            Event::Epoch { epoch, test, .. } => {
+                self.lines.push(format!("epoch {epoch}: {:?} {:?}", test.test_loss, test.test_accuracy));
             }
             Event::Resume { step, .. } => self.resumed = Some(*step),
             Event::Checkpoint { step, .. } => self.checkpoint = Some(*step),

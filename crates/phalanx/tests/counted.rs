@@ -177,50 +177,77 @@ fn assert_alike(what: &str, got: &Left, want: &Left) {
 fn labels_count_as_in_one_batch() {
     for weights in [&[][..], &[0.5, 2.0, 0.0, 1.0, 3.0]] {
         let loss = weighted(weights);
-        let (want, usual) = (plainly(&loss), trainer(&loss));
+        let want = plainly(&loss);
         assert_eq!(want.losses.len(), 8);
-        // The means of parts would be others.
-        let halves = of_ranks(2, &Trainer { batch_size: STEP / 2, ..usual.clone() });
-        assert_alike("two ranks", &halves, &want);
-        assert_alike("a rank", &of_ranks(1, &usual), &want);
-        let several = Trainer { batch_size: 2, accumulate: 3, ..usual.clone() };
-        assert_alike("two ranks, three batches each", &of_ranks(2, &several), &want);
-        let sharded = Trainer { batch_size: STEP / 2, sharded: Some(FsdpConfig::default()), ..usual.clone() };
-        assert_alike("two ranks with half of it each", &of_ranks(2, &sharded), &want);
-        let model = Arc::new(|| Box::new(net()) as Box<dyn Module>);
-        let (others, of_model) = (vec![Device::cpu(1); 2], Arc::clone(&model));
-        let local = LocalConfig::DataParallel(DataParallelConfig { others, model: of_model });
-        assert_alike("three copies", &of_ranks(1, &Trainer { local, ..usual.clone() }), &want);
-        let mesh = ModelParallelConfig {
-            mesh: vec![(Axis::Tensor, 2)],
-            bounds: Vec::new(),
-            model,
-            plan: Some(Plan::new(Between::Whole).with("0", UP).with("2", Style::Inputs { dim: 1 })),
-            stages: None,
-            ddp: DdpConfig::default(),
-            sharded: None,
-            replays: false,
-        };
-        let halves = Trainer { mesh: Some(mesh.clone()), batch_size: STEP / 2, ..usual.clone() };
-        assert_alike("two halves of each matrix, twice", &of_ranks(4, &halves), &want);
-        let kind = ScheduleKind::OneFOneB;
-        let stages = StagesConfig { blocks: vec![0..2, 2..3], kind, micro_batches: 3 };
-        let mesh =
-            ModelParallelConfig { mesh: vec![(Axis::Pipeline, 2)], plan: None, stages: Some(stages), ..mesh };
-        let stages = Trainer { mesh: Some(mesh), batch_size: STEP / 2, ..usual.clone() };
-        assert_alike("two stages, twice", &of_ranks(4, &stages), &want);
-        // Shards have the same bits on any number of ranks.
-        let shards = Trainer { batch_size: STEP / 4, logical_shards: Some(4), ..usual.clone() };
-        let [one, two] = [1, 2].map(|ranks| of_ranks(ranks, &shards));
-        assert_alike("four shards", &one, &want);
-        assert_eq!(one.losses, two.losses);
-        assert!(one.weights == two.weights, "not the same bits");
-        // Where gradients are cut, it's those of the mean that was asked for.
-        let clip = Clip { norm: Some(0.1), ..Clip::default() };
-        let cut = Trainer { clip, ..usual.clone() };
-        let want = of_ranks(1, &cut);
-        assert_alike("cut", &of_ranks(2, &Trainer { batch_size: STEP / 2, ..cut }), &want);
+        in_all_ways(&trainer(&loss), &want);
     }
+}
+
+#[test]
+fn what_a_loss_of_ones_own_says_counts_does_so_as_in_one_batch() {
+    let counts = |labels: &Tensor| labels.ne(PAD as f64);
+    let loss = Loss::own_by_weight(
+        move |scores, labels| {
+            let [scores, labels] = &Loss::rows(scores, labels);
+            let zero = Tensor::scalar(scores.device(), 0.0, DType::I64);
+            let some = counts(labels).where_cond(labels, &zero);
+            let told = scores.log_softmax(1).gather(1, &some.unsqueeze(1)).squeeze(1);
+            counts(labels).where_cond(&told, &zero.cast(DType::F32)).sum_all().neg()
+        },
+        move |labels| counts(labels).cast(DType::F32).sum_all(),
+    );
+    let mut want = plainly(&weighted(&[]));
+    // It doesn't say which labels these are, nor that they are of classes.
+    want.evaluation.accuracy = None;
+    want.evaluation.metrics.retain(|name, _| name == "labels");
+    let metrics = metrics().split_off(3);
+    in_all_ways(&Trainer { loss, metrics, ..trainer(&weighted(&[])) }, &want);
+}
+
+/// However the samples are shared out, it comes to the same.
+#[track_caller]
+fn in_all_ways(usual: &Trainer, want: &Left) {
+    // The means of parts would be others.
+    let halves = of_ranks(2, &Trainer { batch_size: STEP / 2, ..usual.clone() });
+    assert_alike("two ranks", &halves, want);
+    assert_alike("a rank", &of_ranks(1, usual), want);
+    let several = Trainer { batch_size: 2, accumulate: 3, ..usual.clone() };
+    assert_alike("two ranks, three batches each", &of_ranks(2, &several), want);
+    let sharded = Trainer { batch_size: STEP / 2, sharded: Some(FsdpConfig::default()), ..usual.clone() };
+    assert_alike("two ranks with half of it each", &of_ranks(2, &sharded), want);
+    let model = Arc::new(|| Box::new(net()) as Box<dyn Module>);
+    let (others, of_model) = (vec![Device::cpu(1); 2], Arc::clone(&model));
+    let local = LocalConfig::DataParallel(DataParallelConfig { others, model: of_model });
+    assert_alike("three copies", &of_ranks(1, &Trainer { local, ..usual.clone() }), want);
+    let mesh = ModelParallelConfig {
+        mesh: vec![(Axis::Tensor, 2)],
+        bounds: Vec::new(),
+        model,
+        plan: Some(Plan::new(Between::Whole).with("0", UP).with("2", Style::Inputs { dim: 1 })),
+        stages: None,
+        ddp: DdpConfig::default(),
+        sharded: None,
+        replays: false,
+    };
+    let halves = Trainer { mesh: Some(mesh.clone()), batch_size: STEP / 2, ..usual.clone() };
+    assert_alike("two halves of each matrix, twice", &of_ranks(4, &halves), want);
+    let kind = ScheduleKind::OneFOneB;
+    let stages = StagesConfig { blocks: vec![0..2, 2..3], kind, micro_batches: 3 };
+    let mesh =
+        ModelParallelConfig { mesh: vec![(Axis::Pipeline, 2)], plan: None, stages: Some(stages), ..mesh };
+    let stages = Trainer { mesh: Some(mesh), batch_size: STEP / 2, ..usual.clone() };
+    assert_alike("two stages, twice", &of_ranks(4, &stages), want);
+    // Shards have the same bits on any number of ranks.
+    let shards = Trainer { batch_size: STEP / 4, logical_shards: Some(4), ..usual.clone() };
+    let [one, two] = [1, 2].map(|ranks| of_ranks(ranks, &shards));
+    assert_alike("four shards", &one, want);
+    assert_eq!(one.losses, two.losses);
+    assert!(one.weights == two.weights, "not the same bits");
+    // Where gradients are cut, it's those of the mean that was asked for.
+    let clip = Clip { norm: Some(0.1), ..Clip::default() };
+    let cut = Trainer { clip, ..usual.clone() };
+    let want = of_ranks(1, &cut);
+    assert_alike("cut", &of_ranks(2, &Trainer { batch_size: STEP / 2, ..cut }), &want);
 }
 
 /// Without a mean by what labels count, short sequences teach less than long ones.

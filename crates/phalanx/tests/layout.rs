@@ -20,7 +20,7 @@ impl Observer for Losses {
     fn event(&mut self, event: &Event) {
         match event {
             Event::Step { loss, .. } => self.steps.push(*loss),
-            Event::Epoch { test_loss, .. } => self.test = *test_loss,
+            Event::Epoch { test, .. } => self.test = test.test_loss,
             _ => {}
         }
     }

@@ -173,8 +173,8 @@ impl Observer for Told {
             Event::Step { step, epoch, loss, samples, lr, .. } => {
                 self.0.push(format!("step {step} of epoch {epoch}: {loss:?} after {samples} at {lr:?}"));
             }
-            Event::Epoch { epoch, test_loss, test_accuracy, .. } => {
-                self.0.push(format!("epoch {epoch}: {test_loss:?} {test_accuracy:?}"));
+            Event::Epoch { epoch, test, .. } => {
+                self.0.push(format!("epoch {epoch}: {:?} {:?}", test.test_loss, test.test_accuracy));
             }
             _ => {}
         }

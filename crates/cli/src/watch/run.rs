@@ -169,8 +169,8 @@ impl Run {
                     halve(&mut self.made);
                 }
             }
-            &Event::Epoch { epoch, samples_per_s, test_loss, test_accuracy, ref test_metrics, .. } => {
-                let named = test_metrics.iter().filter(|(name, _)| name.len() <= LONGEST_NAME);
+            &Event::Epoch { epoch, samples_per_s, ref test, .. } => {
+                let named = test.test_metrics.iter().filter(|(name, _)| name.len() <= LONGEST_NAME);
                 let few = named.take(MOST_METRICS);
                 let test_metrics = few.map(|(name, value)| (name.clone(), *value)).collect();
                 // Not each step is told of.
@@ -180,8 +180,8 @@ impl Run {
                     epoch,
                     step,
                     samples_per_s,
-                    test_loss,
-                    test_accuracy,
+                    test_loss: test.test_loss,
+                    test_accuracy: test.test_accuracy,
                     test_metrics,
                 });
                 if self.epochs.len() > MOST_STEPS {
@@ -199,7 +199,7 @@ impl Run {
             }
             Event::Checkpoint { .. } => self.checkpoints += 1,
             Event::Note { message } => self.mark(self.steps_made(), message.clone()),
-            Event::Done { .. } => {}
+            Event::Evaluation { .. } | Event::Done { .. } => {}
         }
     }
 
@@ -276,6 +276,7 @@ impl Run {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use phalanx::Scores;
 
     pub(in crate::watch) fn step(step: u64, loss: f64) -> Event {
         Event::Step {
@@ -296,16 +297,12 @@ pub(super) mod tests {
 
     /// The first one, judged by these.
     pub(in crate::watch) fn epoch(metrics: &[(&str, f64)]) -> Event {
+        let metrics = metrics.iter().map(|(name, value)| ((*name).to_owned(), *value));
         Event::Epoch {
             epoch: 0,
             seconds: 1.0,
             samples_per_s: 80.0,
-            test_loss: Some(0.25),
-            test_accuracy: None,
-            test_top5: None,
-            test_bits_per_byte: None,
-            test_perplexity: None,
-            test_metrics: metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect(),
+            test: Scores { test_loss: Some(0.25), test_metrics: metrics.collect(), ..Scores::default() },
             samples: 80,
             each_once: None,
             skipped: 0,

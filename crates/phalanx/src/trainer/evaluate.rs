@@ -28,14 +28,6 @@ pub struct Evaluation {
     pub metrics: BTreeMap<String, f64>,
 }
 
-impl Evaluation {
-    /// Those of its metrics that are numbers.
-    pub(super) fn told_metrics(&self) -> BTreeMap<String, f64> {
-        let numbers = self.metrics.iter().filter(|(_, value)| value.is_finite());
-        numbers.map(|(name, value)| (name.clone(), *value)).collect()
-    }
-}
-
 /// How the model does with the running mean of its weights, if there is one, or else with its weights; none without test
 /// samples.
 pub(super) fn evaluate(
@@ -114,7 +106,7 @@ pub(super) fn has_accuracy(dataset: &dyn Dataset, loss: &Loss) -> bool {
 }
 
 /// Whether each word has a label: of those a perplexity is told.
-pub(super) fn of_words(dataset: &dyn Dataset) -> bool {
+pub(crate) fn of_words(dataset: &dyn Dataset) -> bool {
     matches!((dataset.input(), dataset.target()), (Input::Ids(_), Target::Sequence { .. }))
 }
 
@@ -148,6 +140,8 @@ struct Counted<'a> {
     samples: usize,
     /// Their mean loss: over all labels, where some count more than others.
     loss: Later,
+    /// What they count, by their number, where targets tell.
+    weight: Option<Later>,
     /// Their labels, if it matters which they are.
     labels: Option<LaterVec<i64>>,
     /// How many classes come before each one's label, if that means anything.
@@ -163,7 +157,8 @@ impl<'a> Counted<'a> {
         metrics: &'a [Metric],
         has_accuracy: bool,
     ) -> Result<Counted<'a>, phalanx_parallel::Error> {
-        let matters = loss.weighs() || has_accuracy && loss.ignored().is_some();
+        let weight = loss.weight(outputs.target()).map(|weight| weight.item_later());
+        let matters = weight.is_none() && loss.weighs() || has_accuracy && loss.ignored().is_some();
         let labels = matters.then(|| outputs.target().to_vec_later());
         let places = if has_accuracy { Some(outputs.label_places(loss.ignored())?) } else { None };
         let metrics = metrics
@@ -171,7 +166,8 @@ impl<'a> Counted<'a> {
             .map(|metric| outputs.parts_of(metric, loss.ignored()).map(|parts| (metric, parts)));
         let metrics = metrics.collect::<Result<_, _>>()?;
         let samples = outputs.samples();
-        Ok(Counted { loss_of: loss, samples, loss: outputs.loss(&loss.over_all())?, labels, places, metrics })
+        let of_all = outputs.loss(&loss.over_all())?;
+        Ok(Counted { loss_of: loss, samples, loss: of_all, weight, labels, places, metrics })
     }
 
     /// Adds to the sum of the losses, and to what it is to be divided by; to how many labels were to be told, and of how many of them the
@@ -181,9 +177,10 @@ impl<'a> Counted<'a> {
         // Who is told why a loss is none isn't to be told less of places before.
         let total = self.loss.item() * samples;
         let labels = self.labels.map(LaterVec::to_vec);
-        let counted = match &labels {
-            Some(labels) => samples * self.loss_of.counts(labels) / labels.len().max(1) as f64,
-            None => samples,
+        let counted = match (self.weight, &labels) {
+            (Some(weight), _) => samples * weight.item(),
+            (None, Some(labels)) => samples * self.loss_of.counts(labels) / labels.len().max(1) as f64,
+            (None, None) => samples,
         };
         let mut places = self.places.map_or_else(Vec::new, LaterVec::to_vec);
         if let (Some(ignored), Some(labels)) = (self.loss_of.ignored(), &labels) {

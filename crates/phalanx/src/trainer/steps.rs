@@ -5,7 +5,7 @@
 
 use super::alike;
 use super::by_shard::ByShard;
-use super::evaluate::{evaluate, of_words};
+use super::evaluate::evaluate;
 use super::owed::Owed;
 use super::precision::Found;
 use super::rebuild::{self, Beginning, Newest, Own};
@@ -14,20 +14,15 @@ use super::settle::{self, Standing, Told};
 use super::{Data, Evaluation, Interruption, State, Trainer};
 use crate::checkpoint::Checkpoints;
 use crate::error::Error;
-use crate::event::{Concluded, Event, Observer};
+use crate::event::{Concluded, Event, Observer, Scores};
 use crate::worker::Worker;
 use phalanx_comm::{Group, Rank};
-use phalanx_data::Input;
 use phalanx_job::Section;
 use phalanx_nn::{Average, Module, Parameters, Plateaued};
 use phalanx_parallel::{Here, Strategy};
 use phalanx_tensor::{Arena, Guard};
-use std::f64::consts::LN_2;
 use std::path::Path;
 use std::time::Instant;
-
-/// How many bytes there are.
-const BYTES: usize = 1 << 8;
 
 /// A run on its way, from membership to membership, beside its [`State`].
 pub(super) struct Course<'a> {
@@ -522,21 +517,12 @@ impl<'a> Course<'a> {
         }
         let skipped = run.skipped()?;
         drop(evaluation);
-        let dataset = run.train.dataset();
-        let evaluation = self.evaluation.as_ref();
-        let of_labels = evaluation.filter(|_| of_words(dataset)).map(|e| e.loss);
-        // Labels may be other things than the bytes of a text.
-        let of_bytes = of_labels.filter(|_| dataset.input() == Input::Ids(BYTES));
+        let scores = |evaluation| Scores::of(evaluation, run.train.dataset());
         let told = Event::Epoch {
             epoch,
             seconds,
             samples_per_s,
-            test_loss: evaluation.map(|e| e.loss),
-            test_accuracy: evaluation.and_then(|e| e.accuracy),
-            test_top5: evaluation.and_then(|e| e.top5),
-            test_bits_per_byte: of_bytes.map(|loss| loss / LN_2),
-            test_perplexity: of_labels.map(f64::exp),
-            test_metrics: evaluation.map(Evaluation::told_metrics).unwrap_or_default(),
+            test: self.evaluation.as_ref().map(scores).unwrap_or_default(),
             samples: run.samples_in_epoch(&state.progress) as u64,
             each_once: state.progress.used.map(|used| used == run.due(&state.progress)),
             skipped,

@@ -217,7 +217,7 @@ impl Observer for Told {
             Event::Step { loss, loss_scale, skipped, .. } => {
                 self.steps.push((*loss, *loss_scale, *skipped));
             }
-            Event::Epoch { test_loss, .. } => self.tests.push(*test_loss),
+            Event::Epoch { test, .. } => self.tests.push(test.test_loss),
             _ => {}
         }
     }

@@ -101,8 +101,8 @@ struct Telling(Told, Vec<(Option<f64>, Option<f64>)>);
 impl Observer for Telling {
     fn event(&mut self, event: &Event) {
         self.0.event(event);
-        if let Event::Epoch { test_loss, test_accuracy, .. } = event {
-            self.1.push((*test_loss, *test_accuracy));
+        if let Event::Epoch { test, .. } = event {
+            self.1.push((test.test_loss, test.test_accuracy));
         }
     }
 }
