@@ -123,7 +123,7 @@ pub(crate) struct TrainArgs {
     /// Start from the weights in this .safetensors or .pth file, or folder of .safetensors files.
     #[arg(long, value_name = "FILE")]
     pub(crate) init: Option<PathBuf>,
-    /// Judge the weights in this file, or folder of files, on the test samples, and train nothing.
+    /// Judge the weights in this file, or folder of files, on the test samples, and train nothing: only logs are left in --out.
     #[arg(
         long,
         value_name = "FILE",

@@ -106,6 +106,7 @@ fn refuse_what_makes_no_plan(args: &PlanArgs, training: &TrainArgs) -> Result<()
     let asks_for_a_run = [
         ("--resume", training.resume),
         ("--init", training.init.is_some()),
+        ("--evaluate", training.evaluate.is_some()),
         ("--out", training.out.is_some()),
         ("--debug-sync", training.debug_sync),
         ("--time-limit", training.time_limit.is_some()),

@@ -218,6 +218,7 @@ pages! {
     tabular "tabular.md",
     pixels "pixels.md",
     own_loop "own-loop.md",
+    two_models "two-models.md",
     launcher "launcher.md",
     model_parallel "model-parallel.md",
     pipeline "pipeline.md",

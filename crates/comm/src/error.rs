@@ -12,7 +12,7 @@ use thiserror::Error;
 ///
 /// Ranks have the numbers here by which the run knows them ([`crate::Group::members`]), also where a group of some of them has others;
 /// only what an operation was asked for, as `from rank 0`, is told as it was said.
-#[derive(Clone, Debug, Error)]
+#[derive(Clone, Error)]
 pub enum Error {
     /// The deadline passed.
     #[error("{operation}: waited {waited:.1?} for {}{}", ranks(.missing), told(.heard))]
@@ -109,6 +109,13 @@ pub enum Error {
         /// What failed.
         reason: String,
     },
+}
+
+/// Its message, which is what a `main` that returns it tells.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// What a rank heard of another last.

@@ -9,7 +9,7 @@ use std::time::Duration;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Everything that can go wrong in finding, fetching, reading and loading data.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The system refused a file operation.
@@ -205,6 +205,13 @@ pub enum Error {
         /// Why, in words.
         reason: &'static str,
     },
+}
+
+/// Its message, which is what a `main` that returns it tells.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl Error {

@@ -2,7 +2,7 @@
 
 use crate::param::Param;
 use crate::seam::Seam;
-use phalanx_tensor::{DropoutKey, SumOverBatch, Tensor, Within};
+use phalanx_tensor::{DType, Device, DropoutKey, Shape, SumOverBatch, Tensor, Within, no_grad};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -187,6 +187,8 @@ impl<'a> Visitor<'a> {
 const BLOCK_BITS: u32 = 14;
 /// A block has fewer random layers than these bits count.
 const LAYER_BITS: u32 = 16;
+/// All that a float32 below 1 has.
+const NOISE_BITS: u32 = 24;
 
 /// The mean cross entropy of scores (N, C) of some of the classes, with labels (N) among all of them, for such a label smoothing:
 /// by whoever knows the scores of the other classes.
@@ -229,7 +231,13 @@ impl fmt::Debug for Ctx {
 impl Ctx {
     /// Evaluation: dropout does nothing.
     pub fn eval() -> Ctx {
-        Ctx { training: false, ..Ctx::train(0, 0, Arc::from([])) }
+        Ctx::eval_on(0, Arc::from([]))
+    }
+
+    /// Evaluation on the samples with these numbers, in the run with seed `seed`: what noise a model makes of its own
+    /// ([`Ctx::normal`]) is that of the sample, whenever it is judged.
+    pub fn eval_on(seed: u64, samples: Arc<[u64]>) -> Ctx {
+        Ctx { training: false, ..Ctx::train(seed, 0, samples) }
     }
 
     /// Training step `step` of the run with seed `seed`, on the samples with these numbers.
@@ -250,7 +258,8 @@ impl Ctx {
         }
     }
 
-    /// The same, with statistics over the batch taken over all of its parts: those of all who come with `sum`.
+    /// The same, with statistics over the batch taken over all of its parts: those of all who come with `sum`, which a strategy with
+    /// synchronized batch norms gives (`Strategy::shared_batch`).
     pub fn sharing(self, sum: SumOverBatch) -> Ctx {
         Ctx { shared: Some(sum), ..self }
     }
@@ -291,7 +300,7 @@ impl Ctx {
         self.classes.as_ref()
     }
 
-    /// The number in the data set of each row of the batch.
+    /// The number in the data set of each row of the batch; none in an evaluation that doesn't tell ([`Ctx::eval`]).
     pub fn samples(&self) -> &Arc<[u64]> {
         &self.samples
     }
@@ -304,6 +313,9 @@ impl Ctx {
     /// The same pass over a part of its rows.
     #[track_caller]
     pub fn of_samples(&self, rows: Range<usize>) -> Ctx {
+        if self.samples.is_empty() && !self.training {
+            return self.clone();
+        }
         Ctx { samples: self.samples[rows].into(), ..self.clone() }
     }
 
@@ -348,6 +360,54 @@ impl Ctx {
     /// The same pass, going on behind so many random layers.
     pub fn after_layers(self, layer: u64) -> Ctx {
         Ctx { layer, ..self }
+    }
+
+    /// Uniform noise from [0, 1), in steps of 2^-24, of float32 and this shape, whose first dimension is that of the batch's rows: other noise
+    /// at each call, and a function of the run's seed, the step and the sample. So it is the same whichever rank makes it and whichever
+    /// samples share its batch, and other noise in each replay of a recorded pass.
+    ///
+    /// In an evaluation it is the same at every step; where that doesn't tell its samples, rows are numbered from 0. Where each rank has a
+    /// stretch of each sample's positions (`parallel.context`), these are the noise's dimension 1, if it has one.
+    #[track_caller]
+    pub fn uniform(&mut self, device: &Device, dims: impl Into<Shape>) -> Tensor {
+        let ones = Tensor::ones(device, dims, DType::F32);
+        let rows = ones.dims().first().copied().unwrap_or(0);
+        let samples = match &*self.samples {
+            [] if !self.training => (0..rows as u64).collect(),
+            all => {
+                assert!(rows == all.len(), "noise: {rows} rows for the {} samples of the batch", all.len());
+                Arc::clone(&self.samples)
+            }
+        };
+        // Bit after bit of each number, the last one first: what is dropped is 0, and what stays is twice the 1 that it was.
+        let bit = |sum: Option<Tensor>, _| {
+            let key = self.dropout_key();
+            let within = key.within.filter(|part| part.dim < ones.shape().n_dims());
+            let key = DropoutKey { samples: Arc::clone(&samples), within, ..key };
+            let bit = ones.dropout(0.5, &key) * 0.25;
+            Some(sum.map_or_else(|| bit.clone(), |sum| sum * 0.5 + &bit))
+        };
+        no_grad(|| (0..NOISE_BITS).fold(None, bit).expect("a number has bits"))
+    }
+
+    /// The same of the standard normal distribution, as far as 5.8 from 0: what a model draws from besides dropout, as the noise of a
+    /// variational autoencoder, or what a diffusion model adds.
+    ///
+    /// ```
+    /// use phalanx_nn::Ctx;
+    /// use phalanx_tensor::Device;
+    ///
+    /// let device = Device::cpu(1);
+    /// let noise = |samples: &[u64]| Ctx::train(7, 100, samples.into()).normal(&device, [samples.len(), 3]);
+    /// let [both, last] = [noise(&[5, 9]), noise(&[9])];
+    /// assert_eq!(both.narrow(0, 1, 1).to_vec::<f32>(), last.to_vec::<f32>());
+    /// ```
+    #[track_caller]
+    pub fn normal(&mut self, device: &Device, dims: impl Into<Shape>) -> Tensor {
+        let shape = dims.into();
+        let [far, turn] = [(); 2].map(|()| self.uniform(device, shape));
+        // Box and Muller's way; 1 - x is never 0.
+        no_grad(|| (far.affine(-1.0, 1.0).ln() * -2.0).sqrt() * (turn * std::f64::consts::TAU).cos())
     }
 
     /// The key of the next random layer. A mask depends on the seed, the step, the layer and the sample, not on the batch.

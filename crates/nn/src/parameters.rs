@@ -509,7 +509,7 @@ impl Parameters {
 }
 
 /// Why weights don't fit a model.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Default, PartialEq)]
 pub struct Mismatch {
     /// Parameters and buffers that the weights lack.
     pub missing: Vec<String>,
@@ -557,6 +557,13 @@ impl fmt::Display for Mismatch {
             write!(f, "; {name} is {file} in the file and {model} in the model")?;
         }
         more(f, self.misshaped.len())
+    }
+}
+
+/// Its message, which is what a `main` that returns it tells.
+impl fmt::Debug for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -6,6 +6,7 @@ use phalanx_tensor::{MAX_DIMS, Shape};
 use safetensors::SafeTensorError;
 use safetensors::tensor::{Dtype, Metadata, SafeTensors, TensorView};
 use std::collections::HashMap;
+use std::fmt;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -32,7 +33,7 @@ pub struct Weights {
 }
 
 /// Why a file of weights can't be read or written.
-#[derive(Debug, Error)]
+#[derive(Error)]
 pub enum WeightError {
     /// The system refused.
     #[error("{path}: {action}: {source}", path = path.display())]
@@ -68,6 +69,13 @@ pub enum WeightError {
     },
 }
 
+/// Its message, which is what a `main` that returns it tells.
+impl fmt::Debug for WeightError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 const SAFETENSORS: &str = "safetensors";
 
 impl Weights {
@@ -99,6 +107,36 @@ impl Weights {
         }
         self.places.insert(name.clone(), self.arrays.len());
         self.arrays.push(array);
+    }
+
+    /// The same with `prefix` before each name: what several models are saved in one file by, as in `generator.0.weight`.
+    ///
+    /// ```
+    /// # use phalanx_nn::Weights;
+    /// # use phalanx_tensor::Shape;
+    /// let mut own = Weights::default();
+    /// own.push("weight".into(), Shape::from([2]), &[1.0, 2.0]);
+    /// let mut both = own.clone().prefixed("generator.");
+    /// both.append(own.clone().prefixed("discriminator."));
+    /// assert_eq!(both.part("generator."), own);
+    /// ```
+    pub fn prefixed(self, prefix: &str) -> Weights {
+        let mut all = Weights::default();
+        self.arrays
+            .into_iter()
+            .for_each(|(name, shape, values)| all.add((format!("{prefix}{name}"), shape, values)));
+        all
+    }
+
+    /// Those arrays whose names begin with `prefix`, without it: see [`Weights::prefixed`].
+    pub fn part(&self, prefix: &str) -> Weights {
+        let mut part = Weights::default();
+        for (name, shape, values) in &self.arrays {
+            if let Some(name) = name.strip_prefix(prefix) {
+                part.add((name.to_owned(), *shape, values.clone()));
+            }
+        }
+        part
     }
 
     /// The shape and values of an array.

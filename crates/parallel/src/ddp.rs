@@ -25,10 +25,11 @@ use crate::single::{Nobody, begin};
 use crate::strategy::{Place, Strategy, Sync, in_one_go};
 use phalanx_comm::{Deadline, GpuGroup, GpuWork, Group, Rank, ReduceOp, Trail, Via};
 use phalanx_nn::Parameters;
-use phalanx_tensor::{Arena, Device, GpuSpan, GradSink, LeafId, SumOverBatch, Tensor};
+use phalanx_tensor::{Arena, ArenaMark, Device, GpuSpan, GradSink, LeafId, SumOverBatch, Tensor};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How [`Ddp`] works.
 #[derive(Clone, Debug)]
@@ -40,7 +41,8 @@ pub struct DdpConfig {
     /// Whether a step may leave parameters without a gradient, which then counts as zero. Default no.
     pub find_unused: bool,
     /// Whether batch norms go by the statistics of the whole batch rather than of each rank's part: then any number of ranks
-    /// trains as one would. It costs two small all-reduces a batch norm and step. Default no, as in PyTorch.
+    /// trains as one would. It costs two small all-reduces a batch norm and step. A program that makes its own passes tells each of them
+    /// ([`Ctx::sharing`](phalanx_nn::Ctx::sharing) with [`Strategy::shared_batch`]). Default no, as in PyTorch.
     pub sync_batch_norm: bool,
     /// What gradients become on their way. Default nothing else. [`Ddp::with_hook`] goes before it.
     pub compress: Compress,
@@ -113,6 +115,8 @@ pub struct Ddp {
     trail: Trail,
     /// The ranks' GPUs, where gradients go from one to another. None before `prepare`.
     gpus: Option<Arc<GpuGroup>>,
+    /// Those of the parameters that it was prepared with. None before `prepare`.
+    values: Option<ArenaMark>,
     /// None before `prepare`.
     buckets: Option<Vec<Range<usize>>>,
     adding: bool,
@@ -126,12 +130,14 @@ pub struct Ddp {
 struct Shared {
     ranks: Ranks,
     sum: SumOverBatch,
+    /// Whether a pass was ever given it.
+    is_taken: AtomicBool,
 }
 
 impl Shared {
     fn over(ranks: Ranks) -> Shared {
         let own = ranks.clone();
-        Shared { ranks, sum: Arc::new(move |numbers| own.sum(numbers)) }
+        Shared { ranks, sum: Arc::new(move |numbers| own.sum(numbers)), is_taken: AtomicBool::new(false) }
     }
 }
 
@@ -204,6 +210,7 @@ impl Ddp {
             replays: None,
             trail: Trail::default(),
             gpus: None,
+            values: None,
             buckets: None,
             adding: false,
             step: Started::default(),
@@ -277,6 +284,20 @@ impl Ddp {
         self.abort_gpus(&error.to_string());
         self.step.forget();
         Err(error)
+    }
+
+    /// What a program may have wrong that makes its own passes.
+    fn check_own(&self, parameters: &Parameters) -> Result<(), Error> {
+        if self.values.as_ref().is_some_and(|values| !values.is_of(parameters.values())) {
+            let name = parameters.names().first().cloned().unwrap_or_default();
+            return Err(Error::OtherParameters { name });
+        }
+        let is_alone = |shared: &Shared| !shared.is_taken.load(Ordering::Relaxed);
+        let may_normalise = !parameters.buffer_names().is_empty();
+        if may_normalise && self.shared.as_ref().is_some_and(is_alone) {
+            return Err(Error::NotShared);
+        }
+        Ok(())
     }
 
     #[track_caller]
@@ -385,7 +406,10 @@ impl Ddp {
             None => BetweenGpus::Host,
         };
         let gpus = between.meet("statistics of a batch", &self.group, device, Via::OwnStream)?;
-        self.shared = Some(Shared::over(Ranks::of(self.group.clone()).on(gpus, &self.trail)));
+        let over_gpus = Shared::over(Ranks::of(self.group.clone()).on(gpus, &self.trail));
+        // A program may have asked before.
+        let is_taken = self.shared.take().map_or_else(AtomicBool::default, |shared| shared.is_taken);
+        self.shared = Some(Shared { is_taken, ..over_gpus });
         Ok(())
     }
 
@@ -558,6 +582,7 @@ impl Strategy for Ddp {
         let comes = |bucket: &Range<usize>| bucket.clone().filter(|&i| !parameters.is_frozen(i)).count();
         let mut buckets = buckets(parameters.layout(), first_bucket_bytes, bucket_bytes);
         buckets.retain(|bucket| comes(bucket) > 0);
+        self.values = Some(parameters.values().mark());
         self.step.comes = buckets.iter().map(comes).collect();
         self.buckets = Some(buckets);
         bring_together(&self.group, parameters)?;
@@ -641,6 +666,11 @@ impl Strategy for Ddp {
             begin(&mut self.adding, parameters);
             return Ok(());
         };
+        if let Err(error) = self.check_own(parameters) {
+            self.group.abort(&error.to_string());
+            self.abort_gpus(&error.to_string());
+            return Err(error);
+        }
         self.through(parameters, sync, |sink| {
             weighted(loss, weight, sink);
             Ok(())
@@ -663,7 +693,10 @@ impl Strategy for Ddp {
     }
 
     fn shared_batch(&self) -> Option<SumOverBatch> {
-        self.shared.as_ref().map(|shared| Arc::clone(&shared.sum))
+        self.shared.as_ref().map(|shared| {
+            shared.is_taken.store(true, Ordering::Relaxed);
+            Arc::clone(&shared.sum)
+        })
     }
 
     fn keeps(&self) -> bool {

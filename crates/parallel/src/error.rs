@@ -1,9 +1,10 @@
 //! What can go wrong in a strategy.
 
+use std::fmt;
 use thiserror::Error;
 
 /// Why a step couldn't be made together.
-#[derive(Clone, Debug, Error)]
+#[derive(Clone, Error)]
 pub enum Error {
     /// A collective failed.
     #[error(transparent)]
@@ -25,6 +26,19 @@ pub enum Error {
     Unused {
         /// Their names.
         names: Vec<String>,
+    },
+    /// Batch norms were to see the samples of all ranks, and no pass was told so.
+    #[error(
+        "DdpConfig::sync_batch_norm is on, and no pass was given what goes with it: each rank would normalise by its own samples\nhint: Ctx::train(..).sharing(strategy.shared_batch().expect(\"it is on\")), for each pass"
+    )]
+    NotShared,
+    /// The parameters are those of another model.
+    #[error(
+        "the strategy was prepared with other parameters than these, which begin with {name}\nhint: each model has a strategy of its own"
+    )]
+    OtherParameters {
+        /// The name of the first.
+        name: String,
     },
     /// A compression was to go on with what it kept under other settings.
     #[error(
@@ -165,6 +179,13 @@ pub enum Error {
         /// What stands there on rank 0.
         ours: String,
     },
+}
+
+/// Its message, which is what a `main` that returns it tells.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 fn waited_for(waited: &Option<std::time::Duration>) -> String {

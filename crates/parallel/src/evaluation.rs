@@ -17,7 +17,7 @@ pub struct EvalPass<'a> {
     pub input: Tensor,
     /// What they are held against.
     pub target: Tensor,
-    /// The pass, of [`Ctx::eval`].
+    /// The pass, of [`Ctx::eval`] or [`Ctx::eval_on`].
     pub ctx: Ctx,
 }
 

@@ -24,4 +24,5 @@ mod crossing;
 mod plan;
 
 pub(crate) use cross_entropy::cross_entropy_in_parts;
+pub(crate) use crossing::Move;
 pub use plan::{Between, Plan, PlanError, Style};

@@ -6,8 +6,10 @@ mod meeting;
 use meeting::Meeting;
 use phalanx_comm::{Deadline, Endpoint, Generation, Group, GroupConfig, Rank, Secret};
 use phalanx_nn::optim::{Optimizer, Sgd};
-use phalanx_nn::{Ctx, Init, Linear, Module, Param, Parameters, Visitor, models::MnistNet};
-use phalanx_parallel::{BetweenGpus, Compress, Ddp, DdpConfig, Error, SingleDevice, Strategy, Sync};
+use phalanx_nn::{Ctx, Init, Linear, Module, Param, Parameters, Sequential, Tanh, Visitor, models::MnistNet};
+use phalanx_parallel::{
+    BetweenGpus, Compress, Ddp, DdpConfig, Error, SingleDevice, Strategy, Sync, gathered,
+};
 use phalanx_tensor::{DType, Device, Philox, Tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -60,6 +62,53 @@ fn on_ranks<R: Send>(n: usize, f: impl Fn(Group) -> R + std::marker::Sync) -> Ve
         let ranks: Vec<_> = Group::threads(n).into_iter().map(|group| scope.spawn(|| f(group))).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
+}
+
+/// A loss over the rows of all ranks has the gradients of one process that has all of them, whatever share each rank's is of it.
+#[test]
+fn rows_of_all_ranks_have_the_gradients_of_a_whole() {
+    const ROWS: usize = 3;
+    let net = || Sequential::new().then(Linear::new(4, 5)).then(Tanh);
+    // Each row against all others, of all ranks.
+    let loss = |own: &Tensor, all: &Tensor, first: usize| {
+        let labels: Vec<i64> = (0..own.dim(0)).map(|i| (first + i) as i64).collect();
+        own.matmul(&all.t()).cross_entropy(&Tensor::from_slice(own.device(), &labels, [own.dim(0)]), 0.0)
+    };
+    let gradients = |group: Option<Group>| {
+        let device = Device::cpu(1);
+        let mut net = net();
+        let parameters = Parameters::build(&mut net, &device, 0);
+        let all = Tensor::uniform(&device, [2 * ROWS, 4], -1.0, 1.0, DType::F32, Philox::new(5, 5));
+        match group {
+            None => {
+                SingleDevice::new().prepare(&parameters).unwrap();
+                parameters.grads().zero();
+                let out = net.forward(&all, &mut Ctx::eval());
+                loss(&out, &out, 0).backward();
+            }
+            Some(group) => {
+                let mut strategy = Ddp::new(group.clone());
+                strategy.prepare(&parameters).unwrap();
+                let first = group.rank().index() * ROWS;
+                let out = net.forward(&all.narrow(0, first, ROWS), &mut Ctx::eval());
+                let loss = loss(&out, &gathered(&group, &out), first);
+                strategy.backward(&parameters, Some(&loss), 0.5, Sync::Now).unwrap();
+                strategy.finish(&parameters).unwrap();
+            }
+        }
+        parameters.grads().arena().flat::<f32>().to_vec()
+    };
+    let want = gradients(None);
+    let got: Vec<_> = std::thread::scope(|scope| {
+        let gradients = &gradients;
+        let ranks: Vec<_> =
+            Group::threads(2).into_iter().map(|group| scope.spawn(move || gradients(Some(group)))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert!(want.iter().any(|gradient| gradient.abs() > 1e-2));
+    for got in got {
+        assert!(got.iter().zip(&want).all(|(a, b)| (a - b).abs() < 1e-6), "{got:?}, not {want:?}");
+    }
 }
 
 #[test]

@@ -93,6 +93,32 @@ fn each_rank_for_itself_is_another_thing() {
     assert!(apart > 10.0 * TOLERANCE, "{apart}");
 }
 
+/// Batch norms that nobody told would go by each rank's samples, in silence.
+#[test]
+fn passes_that_arent_told_and_parameters_of_another_model_are_errors() {
+    let device = Device::cpu(1);
+    let ([mut net, mut other], images) = ([net(), net()], Tensor::ones(&device, [4, 2, 6, 5], DType::F32));
+    let [parameters, others] = [&mut net, &mut other].map(|net| Parameters::build(net, &device, 0));
+    let ran = |shared: bool, parameters: &Parameters, given: &Parameters| {
+        let mut strategy = ddp(Group::threads(1).remove(0));
+        strategy.prepare(parameters).unwrap();
+        let ctx = Ctx::train(0, 0, (0..4).collect());
+        let mut ctx = match shared {
+            true => ctx.sharing(strategy.shared_batch().unwrap()),
+            false => ctx,
+        };
+        let loss = net.forward(&images, &mut ctx).square().sum_all();
+        strategy.backward(given, Some(&loss), 1.0, Sync::Now).and_then(|()| strategy.finish(given))
+    };
+    ran(true, &parameters, &parameters).unwrap();
+    let untold = ran(false, &parameters, &parameters).unwrap_err();
+    assert!(matches!(untold, Error::NotShared), "{untold}");
+    // Which has the same layout.
+    let mixed_up = ran(true, &others, &parameters).unwrap_err();
+    assert!(matches!(mixed_up, Error::OtherParameters { .. }), "{mixed_up}");
+    assert!(format!("{mixed_up:?}").contains("hint: each model has a strategy of its own"), "{mixed_up:?}");
+}
+
 /// What a rank is told whose other one leaves before the first forward pass.
 fn left_alone(net: fn() -> Sequential, images: [usize; 4]) -> Error {
     let mut groups = Group::threads(2);

@@ -168,7 +168,7 @@ pub enum Error {
     },
     /// There is nothing that a step could learn.
     #[error(
-        "no label counts of those of step {step}: the loss leaves all of them out\nhint: take a larger batch, or leave such samples out of the \
+        "no label counts of those of step {step}: the loss leaves all labels, or targets, of it out\nhint: take a larger batch, or leave such samples out of the \
          data; train.on_nan=ignore makes such steps with gradients of zero"
     )]
     NoLabelCounts {

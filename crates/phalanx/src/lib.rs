@@ -107,4 +107,5 @@ pub use worker::{Arrival, Worker, check_environment, cores, spawn};
 #[doc = include_str!("../../../docs/tutorials/tabular.md")]
 #[doc = include_str!("../../../docs/tutorials/pixels.md")]
 #[doc = include_str!("../../../docs/tutorials/own-loop.md")]
+#[doc = include_str!("../../../docs/tutorials/two-models.md")]
 struct Tutorials;

@@ -21,7 +21,7 @@ use std::borrow::Cow;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 /// Which parameter lies where in an arena. Every parameter starts on a cache line. The padding between them starts as zero;
 /// what becomes of it is the affair of whoever writes to whole spans (Adam with an eps of 0 makes it NaN), and nobody reads
@@ -150,6 +150,17 @@ struct Inner {
     parts: Vec<Storage>,
 }
 
+/// What tells an [`Arena`] from all others.
+#[derive(Clone)]
+pub struct ArenaMark(Weak<Memory>);
+
+impl ArenaMark {
+    /// Whether it is that of this arena.
+    pub fn is_of(&self, arena: &Arena) -> bool {
+        std::ptr::eq(self.0.as_ptr(), Arc::as_ptr(&arena.0.memory))
+    }
+}
+
 impl Arena {
     /// An arena of zeros.
     pub fn new(device: &Device, dtype: DType, layout: &Layout) -> Arena {
@@ -265,6 +276,11 @@ impl Arena {
     /// Whether there is no other handle to it; tensors of its parameters don't count.
     pub fn is_unique(&self) -> bool {
         Arc::strong_count(&self.0) == 1
+    }
+
+    /// What tells it from all others, without keeping it.
+    pub fn mark(&self) -> ArenaMark {
+        ArenaMark(Arc::downgrade(&self.0.memory))
     }
 
     /// What tells its memory from all other.

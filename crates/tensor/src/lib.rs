@@ -53,7 +53,7 @@ mod walk;
 mod whole;
 
 pub use account::{OutOfMemory, Purpose};
-pub use arena::{Arena, Flat, Grads, Layout, Span};
+pub use arena::{Arena, ArenaMark, Flat, Grads, Layout, Span};
 pub use autocast::{autocast, autocast_dtype};
 pub use between::looking;
 pub use device::{Device, Factors, Search};

@@ -229,7 +229,8 @@ fn an_agent_that_stood_still_joins_anew_those_that_took_it_for_lost() {
         first.says("lost: gave no sign of life for 2.0 s");
         second.signal("-CONT");
         second.says("joining the run anew");
-        run.until(|event| event["event"] == "resume" || event["world_size"] == 1);
+        let is_later = |event: &str| ["resume", "start", "members"].contains(&event);
+        run.until(|event| event["event"].as_str().is_some_and(is_later));
         run.until(|event| event["event"] == "step" && event["world_size"] == 2);
         let [_, said] = run.stops_well([first, second]);
         assert!(said.contains("the others have gone on without this node"), "{said}");

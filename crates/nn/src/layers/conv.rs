@@ -220,6 +220,8 @@ impl Module for Conv1d {
 pub struct ConvTranspose2d {
     weight: Param,
     bias: Option<Param>,
+    /// As of a [`Conv2d`].
+    init: Option<Init>,
     options: Conv2dOptions,
     more: [usize; 2],
 }
@@ -231,6 +233,7 @@ impl ConvTranspose2d {
         ConvTranspose2d {
             bias: Some(Param::new([outputs], weight.init)),
             weight,
+            init: None,
             options: Conv2dOptions::default(),
             more: [0, 0],
         }
@@ -239,6 +242,23 @@ impl ConvTranspose2d {
     /// The same layer without its bias.
     pub fn without_bias(self) -> ConvTranspose2d {
         ConvTranspose2d { bias: None, ..self }
+    }
+
+    /// The same layer with other first values of its weight.
+    ///
+    /// ```
+    /// use phalanx_nn::{ConvTranspose2d, Init, Parameters};
+    /// use phalanx_tensor::Device;
+    ///
+    /// let mut layer = ConvTranspose2d::new(4, 2, 3).init(Init::Constant(0.5)).groups(2);
+    /// let parameters = Parameters::build(&mut layer, &Device::cpu(1), 0);
+    /// assert_eq!(parameters.value(0).to_vec::<f32>(), [0.5; 4 * 3 * 3]);
+    /// assert_ne!(parameters.value(1).to_vec::<f32>(), [0.5; 2]);
+    /// ```
+    pub fn init(mut self, init: Init) -> ConvTranspose2d {
+        self.init = Some(init);
+        self.weight.init = init;
+        self
     }
 
     /// The same layer, whose pixels come to lie `stride` apart.
@@ -273,6 +293,7 @@ impl ConvTranspose2d {
         check_groups("ConvTranspose2d", [inputs, outputs], groups);
         self.weight = transposed_weight([inputs, outputs], [h, w], groups);
         self.bias = self.bias.map(|_| Param::new([outputs], self.weight.init));
+        self.weight.init = self.init.unwrap_or(self.weight.init);
         self.options.groups = groups;
         self
     }

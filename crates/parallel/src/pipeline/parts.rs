@@ -55,7 +55,7 @@ pub(super) fn evaluated(pass: &EvalPass<'_>, n: usize) -> Vec<MicroBatch> {
     let part = |rows: Range<usize>| MicroBatch {
         input: Some(rows_of(&pass.input, &rows)),
         target: Some(rows_of(&pass.target, &rows)),
-        ctx: pass.ctx.clone(),
+        ctx: pass.ctx.of_samples(rows.clone()),
         samples: rows.len(),
         weight: rows.len() as f64 / samples.max(1) as f64,
     };

@@ -2,12 +2,13 @@
 
 use phalanx_nn::Mismatch;
 use phalanx_nn::optim::ResumeError;
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 use thiserror::Error;
 
 /// Why a checkpoint can't be written, or a run can't go on from one.
-#[derive(Debug, Error)]
+#[derive(Error)]
 pub enum CheckpointError {
     /// The system refused.
     #[error("{path}: {action}: {source}", path = path.display())]
@@ -153,6 +154,13 @@ pub enum CheckpointError {
         /// How long the run has waited.
         waited: Duration,
     },
+}
+
+/// Its message, which is what a `main` that returns it tells.
+impl fmt::Debug for CheckpointError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl CheckpointError {

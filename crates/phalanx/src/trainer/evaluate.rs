@@ -14,6 +14,7 @@ use phalanx_parallel::{EvalPass, Outputs};
 use phalanx_tensor::{Later, LaterVec, autocast};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 /// How a model does on test samples.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,7 +68,8 @@ fn as_it_is(run: &mut Run<'_>) -> Result<Option<Evaluation>, Error> {
         // Ranks may need each other for it, with samples or without.
         let [input, target] = batch.take_tensors(device);
         let (model, parameters) = (run.model, run.parameters);
-        let pass = EvalPass { model, parameters, input, target, ctx: Ctx::eval() };
+        let ctx = Ctx::eval_on(run.trainer.seed, Arc::clone(batch.sample_ids()));
+        let pass = EvalPass { model, parameters, input, target, ctx };
         let judge = |outputs: &Outputs<'_>, sums: &mut [f64]| {
             let counted = Counted::of(outputs, loss, metrics, has_accuracy)?;
             match outputs.may_be_owed() {
