@@ -159,7 +159,7 @@ fn lead(args: &TrainArgs, recipe: &Recipe, text: Option<&str>) -> Result<u8> {
         check_initial(&initial(init, recipe)?, recipe)?;
     }
     if let Some(weights) = &args.evaluate {
-        check_initial(&InitialWeights { head: Head::All, ..initial(weights, recipe)? }, recipe)?;
+        check_initial(&judged(weights, recipe)?, recipe)?;
     }
     let run_id = fresh_run_id()?;
     let out = args.out.clone().unwrap_or_else(|| unnamed_out(args, recipe, &run_id));
@@ -451,7 +451,7 @@ fn evaluate(
     weights: &Path,
 ) -> Result<(), Error> {
     let Prepared { data, model, parameters, local, mesh, .. } = prepared;
-    let weights = InitialWeights { head: Head::All, ..initial(weights, recipe)? };
+    let weights = judged(weights, recipe)?;
     let trainer = Trainer { local, mesh, ..recipe.trainer()? };
     let (start, samples) = (Instant::now(), data.test.len());
     let found = trainer.evaluate_file(weights, worker, model.as_ref(), &parameters, data.test.clone())?;
@@ -521,6 +521,11 @@ fn initial(path: &Path, recipe: &Recipe) -> Result<InitialWeights, Error> {
     let ignored = recipe.trainer()?.on_nan == OnNan::Ignore;
     let spoilt = if ignored { Spoilt::Taken } else { Spoilt::Refused };
     Ok(InitialWeights { path: path.to_owned(), head, spoilt })
+}
+
+/// The weights of a file that are judged as they are, head and all.
+fn judged(path: &Path, recipe: &Recipe) -> Result<InitialWeights, Error> {
+    Ok(InitialWeights { head: Head::All, ..initial(path, recipe)? })
 }
 
 /// Whether a run of this recipe can begin with the weights of a file.
