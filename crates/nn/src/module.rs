@@ -370,8 +370,8 @@ impl Ctx {
     /// stretch of each sample's positions (`parallel.context`), these are the noise's dimension 1, if it has one.
     #[track_caller]
     pub fn uniform(&mut self, device: &Device, dims: impl Into<Shape>) -> Tensor {
-        let ones = Tensor::ones(device, dims, DType::F32);
-        let rows = ones.dims().first().copied().unwrap_or(0);
+        let shape = dims.into();
+        let rows = shape.dims().first().copied().unwrap_or(0);
         let samples = match &*self.samples {
             [] if !self.training => (0..rows as u64).collect(),
             all => {
@@ -379,15 +379,15 @@ impl Ctx {
                 Arc::clone(&self.samples)
             }
         };
-        // Bit after bit of each number, the last one first: what is dropped is 0, and what stays is twice the 1 that it was.
-        let bit = |sum: Option<Tensor>, _| {
+        let [zeros, quarters] = [0.0, 0.25].map(|x| Tensor::full(device, shape, x, DType::F32));
+        // Bit after bit of each number, the last one first: what is dropped is 0, and what stays is twice the quarter that it was.
+        let with_bit = |sum: Tensor, _| {
             let key = self.dropout_key();
-            let within = key.within.filter(|part| part.dim < ones.shape().n_dims());
+            let within = key.within.filter(|part| part.dim < shape.n_dims());
             let key = DropoutKey { samples: Arc::clone(&samples), within, ..key };
-            let bit = ones.dropout(0.5, &key) * 0.25;
-            Some(sum.map_or_else(|| bit.clone(), |sum| sum * 0.5 + &bit))
+            sum * 0.5 + quarters.dropout(0.5, &key)
         };
-        no_grad(|| (0..NOISE_BITS).fold(None, bit).expect("a number has bits"))
+        no_grad(|| (0..NOISE_BITS).fold(zeros, with_bit))
     }
 
     /// The same of the standard normal distribution, as far as 5.8 from 0: what a model draws from besides dropout, as the noise of a

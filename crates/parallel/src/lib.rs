@@ -5,6 +5,7 @@
 //! doesn't depend on the number of ranks. The journey of a gradient is short: the backward pass writes it into its slot of the
 //! gradient arena; its bucket, a range of that arena, is complete when its last slot is; the all-reduce of that range starts
 //! while the backward pass goes on; the optimizer then reads the same memory.
+//! Where a loss holds each sample against those of all ranks, [`gathered()`] brings their rows together.
 //!
 //! ```
 //! use phalanx_comm::Group;

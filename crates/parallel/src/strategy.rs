@@ -174,10 +174,11 @@ pub trait Strategy: Send {
     /// late, or if parameters got no gradient where that isn't allowed.
     fn finish(&mut self, parameters: &Parameters) -> Result<(), Error>;
 
-    /// How statistics over a batch are taken over the parts of all ranks, as with [`DdpConfig::sync_batch_norm`](crate::DdpConfig::sync_batch_norm):
-    /// what a program that makes its own passes gives them by [`Ctx::sharing`](phalanx_nn::Ctx::sharing); none if each rank's part stands for itself. Where
-    /// there is one, all ranks make their forward and backward passes, also one that has no samples. On GPUs nothing of these is read
-    /// before [`Strategy::pass`] or [`Strategy::finish`] has returned: they wait for the other ranks, and find one that is lost.
+    /// How statistics over a batch are taken over the parts of all ranks, as with
+    /// [`DdpConfig::sync_batch_norm`](crate::DdpConfig::sync_batch_norm): what a program that makes its own passes gives them by
+    /// [`Ctx::sharing`](phalanx_nn::Ctx::sharing); none if each rank's part stands for itself. Where there is one, all ranks make their
+    /// forward and backward passes, also one that has no samples. On GPUs nothing of these is read before [`Strategy::pass`] or
+    /// [`Strategy::finish`] has returned: they wait for the other ranks, and find one that is lost.
     fn shared_batch(&self) -> Option<SumOverBatch> {
         None
     }
