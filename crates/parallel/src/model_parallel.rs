@@ -310,11 +310,14 @@ impl ModelParallel {
                     None => ddp,
                 })
             }
-            (None, _, _) => Box::new(match local {
-                Some(local) => SingleDevice::with_local(local),
-                None if replays => SingleDevice::new().with_replays_behind(&trail),
-                None => SingleDevice::new(),
-            }),
+            (None, _, _) => {
+                let alone = match local {
+                    Some(local) => SingleDevice::with_local(local),
+                    None if replays => SingleDevice::new().with_replays_behind(&trail),
+                    None => SingleDevice::new(),
+                };
+                Box::new(if config.ddp.find_unused { alone.find_unused() } else { alone })
+            }
         };
         let between = plan.map_or(Between::Whole, Plan::between);
         let by_nccl = device.gpu().is_some() && config.ddp.between_gpus != BetweenGpus::Host;

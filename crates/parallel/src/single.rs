@@ -18,10 +18,15 @@ pub struct SingleDevice {
     local: Option<Box<dyn Local>>,
     /// Passes that are recorded once and replayed, if they are to be.
     replays: Option<Replays>,
+    /// Whether parameters that got no gradient are nothing to tell of: it is as it should be, or was told.
+    find_unused: bool,
+    /// Whether this step had samples so far.
+    had_samples: bool,
 }
 
 impl SingleDevice {
-    /// A strategy for one process.
+    /// A strategy for one process. Parameters that get no gradient keep their values, but for weight decay and momentum: the first
+    /// time a warning names them, since that is an error where several processes train.
     pub fn new() -> SingleDevice {
         SingleDevice::default()
     }
@@ -33,6 +38,11 @@ impl SingleDevice {
 }
 
 impl SingleDevice {
+    /// The same, where a step may leave parameters without a gradient, and no warning says so.
+    pub fn find_unused(self) -> SingleDevice {
+        SingleDevice { find_unused: true, ..self }
+    }
+
     /// The same with passes in one go that a GPU records once and replays: those over as many samples as the one before. What can't be
     /// recorded is made as ever, and a warning says why.
     pub fn with_replays(self) -> SingleDevice {
@@ -87,12 +97,14 @@ impl Strategy for SingleDevice {
         match (&mut self.local, &mut self.replays) {
             (None, Some(replays)) if pass.samples() > 0 => {
                 begin(&mut self.adding, pass.parameters);
+                self.had_samples = true;
                 replays.pass(pass, &mut Nobody, meanwhile)
             }
             (None, _) => in_one_go(self, pass, meanwhile),
             (Some(local), _) => {
                 meanwhile();
                 begin(&mut self.adding, pass.parameters);
+                self.had_samples |= pass.samples() > 0;
                 local.pass(pass, &mut Nobody).map(PassLoss::Known)
             }
         }
@@ -106,6 +118,7 @@ impl Strategy for SingleDevice {
         _: Sync,
     ) -> Result<(), Error> {
         begin(&mut self.adding, parameters);
+        self.had_samples |= loss.is_some();
         if let Some(loss) = loss {
             weighted(loss, weight, &mut Nobody);
         }
@@ -123,7 +136,22 @@ impl Strategy for SingleDevice {
         self.adding = false;
         // A parameter that the loss doesn't depend on has gradient zero: weight decay and momentum still move it. PyTorch,
         // where it has no gradient at all, leaves it as it is.
-        parameters.grads().settle();
+        let unused = parameters.grads().settle();
+        if std::mem::take(&mut self.had_samples) && !self.find_unused {
+            let mut names = unused
+                .into_iter()
+                .filter(|&i| !parameters.is_frozen(i))
+                .map(|i| &*parameters.names()[i])
+                .peekable();
+            if names.peek().is_some() {
+                self.find_unused = true;
+                tracing::warn!(
+                    "these parameters got no gradient in this step, which several workers would refuse: {}; use them in the loss, or \
+                     set parallel.find_unused=true (in a program SingleDevice::find_unused)",
+                    names.collect::<Vec<_>>().join(", ")
+                );
+            }
+        }
         Ok(())
     }
 

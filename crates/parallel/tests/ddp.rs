@@ -11,7 +11,9 @@ use phalanx_parallel::{
     BetweenGpus, Compress, Ddp, DdpConfig, Error, SingleDevice, Strategy, Sync, gathered,
 };
 use phalanx_tensor::{DType, Device, Philox, Tensor};
+use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Float32 sums in another order, over a few steps on values of about 1.
@@ -169,28 +171,65 @@ impl Module for Half {
     }
 }
 
-fn half_used(group: Group, find_unused: bool) -> Result<Vec<f32>, Error> {
+/// The gradients of a step.
+fn half_used(strategy: &mut impl Strategy) -> Result<Vec<f32>, Error> {
     let device = Device::cpu(1);
     let mut model = Half { used: Linear::new(2, 1), idle: Linear::new(2, 1) };
     let parameters = Parameters::build(&mut model, &device, 0);
-    let mut ddp = Ddp::with(group, DdpConfig { find_unused, ..DdpConfig::default() });
-    ddp.prepare(&parameters)?;
+    strategy.prepare(&parameters)?;
     let loss = model.forward(&Tensor::ones(&device, [1, 2], DType::F32), &mut Ctx::eval()).sum_all();
-    ddp.backward(&parameters, Some(&loss), 0.5, Sync::Now)?;
-    ddp.finish(&parameters)?;
+    let share = 1.0 / strategy.place().world_size as f64;
+    strategy.backward(&parameters, Some(&loss), share, Sync::Now)?;
+    strategy.finish(&parameters)?;
     let grads = parameters.to_weights_from(&parameters.grads().arena().flat::<f32>(), "");
     Ok(parameters.names().iter().flat_map(|name| grads.get(name).unwrap().1.to_vec()).collect())
 }
 
 #[test]
 fn unused_parameters_are_named_or_count_as_zero() {
-    for result in on_ranks(2, |group| half_used(group, false)) {
+    let ddp = |group, find_unused| Ddp::with(group, DdpConfig { find_unused, ..DdpConfig::default() });
+    for result in on_ranks(2, |group| half_used(&mut ddp(group, false))) {
         let message = result.unwrap_err().to_string();
         assert!(message.contains("idle.weight, idle.bias") && message.contains("find_unused"), "{message}");
     }
-    for result in on_ranks(2, |group| half_used(group, true)) {
+    for result in on_ranks(2, |group| half_used(&mut ddp(group, true))) {
         assert_eq!(result.unwrap(), [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]);
     }
+}
+
+/// What is logged.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn one_process_warns_once_of_parameters_without_a_gradient() {
+    let said = |mut strategy: SingleDevice| {
+        let log = Log::default();
+        let writer = log.clone();
+        let subscriber =
+            tracing_subscriber::fmt().with_writer(move || writer.clone()).with_ansi(false).finish();
+        tracing::subscriber::with_default(subscriber, || {
+            for _ in 0..3 {
+                assert_eq!(half_used(&mut strategy).unwrap(), [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]);
+            }
+        });
+        let said = log.0.lock().unwrap();
+        String::from_utf8_lossy(&said).into_owned()
+    };
+    let warning = said(SingleDevice::new());
+    assert!(warning.contains("idle.weight, idle.bias; use them in the loss"), "{warning}");
+    assert_eq!(warning.matches("WARN").count(), 1, "{warning}");
+    assert_eq!(said(SingleDevice::new().find_unused()), "");
 }
 
 /// A layer on each of two paths, and a buffer that counts.
