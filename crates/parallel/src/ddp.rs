@@ -18,7 +18,7 @@ use crate::buckets::buckets;
 use crate::error::Error;
 use crate::evaluation::{EvalPass, Judge};
 use crate::hook::{AllReduce, Bf16, Bucket, Fp16, Hook, Kept, Pending, PowerSgd, PowerSgdConfig};
-use crate::local::{Local, Pass, PassLoss, weighted};
+use crate::local::{Local, Pass, PassLoss, names_of_learned, weighted};
 use crate::ranks::Ranks;
 use crate::replay::{self, Replays, Way};
 use crate::single::{Nobody, begin};
@@ -336,10 +336,8 @@ impl Ddp {
         if self.step.next < buckets.len() {
             // Some gradients didn't come: the parameters are unused, or this rank had no samples and contributes zeros.
             let had_samples = !self.step.lacking.is_empty();
-            let unused = parameters.grads().settle();
-            let unused: Vec<usize> = unused.into_iter().filter(|&i| !parameters.is_frozen(i)).collect();
-            if had_samples && !unused.is_empty() && !self.config.find_unused {
-                let names = unused.iter().map(|&i| parameters.names()[i].clone()).collect();
+            let names = names_of_learned(parameters, &parameters.grads().settle());
+            if had_samples && !names.is_empty() && !self.config.find_unused {
                 self.group.abort("a rank left parameters without a gradient");
                 return Err(Error::Unused { names });
             }

@@ -164,3 +164,9 @@ pub(crate) fn weighted(loss: &Tensor, weight: f64, sink: &mut dyn GradSink) {
     let weight = Tensor::full(loss.device(), loss.shape(), weight, loss.dtype());
     backward(&[(loss, Some(&weight))], sink);
 }
+
+/// The names of those of these parameters that aren't frozen.
+pub(crate) fn names_of_learned(parameters: &Parameters, which: &[usize]) -> Vec<String> {
+    let learned = which.iter().filter(|&&i| !parameters.is_frozen(i));
+    learned.map(|&i| parameters.names()[i].clone()).collect()
+}

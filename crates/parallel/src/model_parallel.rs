@@ -316,7 +316,7 @@ impl ModelParallel {
                     None if replays => SingleDevice::new().with_replays_behind(&trail),
                     None => SingleDevice::new(),
                 };
-                Box::new(if config.ddp.find_unused { alone.find_unused() } else { alone })
+                Box::new(alone.find_unused(config.ddp.find_unused))
             }
         };
         let between = plan.map_or(Between::Whole, Plan::between);

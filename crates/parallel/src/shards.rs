@@ -17,7 +17,7 @@ mod tree;
 
 use crate::ddp::{bring_together, share_buffers, share_values};
 use crate::error::Error;
-use crate::local::weighted;
+use crate::local::{names_of_learned, weighted};
 use crate::strategy::{Place, Shards, Strategy, Sync};
 use exchange::Exchange;
 use phalanx_comm::{Group, ReduceOp};
@@ -178,9 +178,8 @@ impl Strategy for LogicalShards {
         }
         let seen = sink.seen;
         let missing: Vec<usize> = (0..seen.len()).filter(|&i| !seen[i]).collect();
-        let unused = missing.iter().filter(|&&i| !parameters.is_frozen(i));
-        if loss.is_some() && unused.clone().next().is_some() && !self.config.find_unused {
-            let names = unused.map(|&i| parameters.names()[i].clone()).collect();
+        let names = names_of_learned(parameters, &missing);
+        if loss.is_some() && !names.is_empty() && !self.config.find_unused {
             self.group.abort("a rank left parameters without a gradient");
             return Err(Error::Unused { names });
         }

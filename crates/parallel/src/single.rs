@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::evaluation::{EvalPass, Judge};
-use crate::local::{Local, Pass, PassLoss, weighted};
+use crate::local::{Local, Pass, PassLoss, names_of_learned, weighted};
 use crate::replay::Replays;
 use crate::strategy::{Place, Strategy, Sync, in_one_go};
 use phalanx_comm::Trail;
@@ -38,9 +38,9 @@ impl SingleDevice {
 }
 
 impl SingleDevice {
-    /// The same, where a step may leave parameters without a gradient, and no warning says so.
-    pub fn find_unused(self) -> SingleDevice {
-        SingleDevice { find_unused: true, ..self }
+    /// The same, where a step may leave parameters without a gradient or not: if it may, no warning says so.
+    pub fn find_unused(self, find_unused: bool) -> SingleDevice {
+        SingleDevice { find_unused, ..self }
     }
 
     /// The same with passes in one go that a GPU records once and replays: those over as many samples as the one before. What can't be
@@ -138,17 +138,13 @@ impl Strategy for SingleDevice {
         // where it has no gradient at all, leaves it as it is.
         let unused = parameters.grads().settle();
         if std::mem::take(&mut self.had_samples) && !self.find_unused {
-            let mut names = unused
-                .into_iter()
-                .filter(|&i| !parameters.is_frozen(i))
-                .map(|i| &*parameters.names()[i])
-                .peekable();
-            if names.peek().is_some() {
+            let names = names_of_learned(parameters, &unused);
+            if !names.is_empty() {
                 self.find_unused = true;
                 tracing::warn!(
                     "these parameters got no gradient in this step, which several workers would refuse: {}; use them in the loss, or \
                      set parallel.find_unused=true (in a program SingleDevice::find_unused)",
-                    names.collect::<Vec<_>>().join(", ")
+                    names.join(", ")
                 );
             }
         }

@@ -229,7 +229,7 @@ fn one_process_warns_once_of_parameters_without_a_gradient() {
     let warning = said(SingleDevice::new());
     assert!(warning.contains("idle.weight, idle.bias; use them in the loss"), "{warning}");
     assert_eq!(warning.matches("WARN").count(), 1, "{warning}");
-    assert_eq!(said(SingleDevice::new().find_unused()), "");
+    assert_eq!(said(SingleDevice::new().find_unused(true)), "");
 }
 
 /// A layer on each of two paths, and a buffer that counts.

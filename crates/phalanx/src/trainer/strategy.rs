@@ -43,7 +43,7 @@ pub(crate) fn strategy(
         }
         (None, 1) => {
             let alone = local.map_or_else(SingleDevice::new, SingleDevice::with_local);
-            let alone = if trainer.ddp.find_unused { alone.find_unused() } else { alone };
+            let alone = alone.find_unused(trainer.ddp.find_unused);
             Box::new(if replays { alone.with_replays() } else { alone })
         }
         (None, _) => {
