@@ -160,4 +160,13 @@ fn main() {
     b.op("flip", rows, |x| x.flip(1));
     b.op("cat", rows, |x| Tensor::cat(&[x; 4], 0));
     b.op("masked_fill", rows, |x| x.masked_fill(&x.gt(0.5), 1.0));
+    let other = |shape: &[usize]| b.input(shape);
+    let (row, short, column, columns) = (other(&[64]), other(&[8]), other(&[100_352, 1]), other(&[1000, 1]));
+    b.op("broadcast row of 64", &[100_352, 64], |x| x + &row);
+    b.op("broadcast row of 8", &[100_352, 8], |x| x + &short);
+    b.op("broadcast column to 8", &[100_352, 8], |x| x * &column);
+    b.op("broadcast column to 1000", &[1000, 1000], |x| x * &columns);
+    b.op("permuted rows of 4", &[4096, 16, 8, 4], |x| x.transpose(1, 2).contiguous());
+    b.op("sum of the middle", &[32, 512, 64], |x| x.sum(&[1], Keep::No));
+    b.op("a hundred sums of ten", &[10], |x| (0..100).fold(x.clone(), |sum, _| &sum + x));
 }

@@ -404,6 +404,11 @@ impl Device {
         chunk: usize,
         task: impl Fn(usize, &mut [T]) + Sync,
     ) {
+        self.for_chunks_by(out, chunk, &task);
+    }
+
+    /// The same, made once for all tasks.
+    fn for_chunks_by<T: Send>(&self, out: &mut [T], chunk: usize, task: &(dyn Fn(usize, &mut [T]) + Sync)) {
         let n_tasks = out.len().div_ceil(chunk.max(1));
         if n_tasks <= 1 || self.threads() == 1 {
             out.chunks_mut(chunk.max(1)).enumerate().for_each(|(i, piece)| task(i, piece));
@@ -428,11 +433,8 @@ impl Device {
         assert!(lens.iter().all(|&l| l == len || l == 0), "for_pieces: slices of {lens:?} elements");
         let (slices, chunk) = (slices.map(Pieces::new), chunk.max(1));
         self.parallel_for(len.div_ceil(chunk), |i| {
-            let pieces = slices.each_ref().map(|slice| {
-                let start = if slice.len == 0 { 0 } else { i * chunk };
-                // SAFETY: the pool calls each index once, and pieces of different indices don't overlap.
-                unsafe { slice.piece(start, chunk) }
-            });
+            // SAFETY: the pool calls each index once, and pieces of different indices don't overlap.
+            let pieces = unsafe { pieces_at(&slices, i * chunk, chunk) };
             task(i * chunk, pieces);
         });
     }
@@ -688,6 +690,19 @@ impl<T> Pieces<T> {
         // SAFETY: inside the slice by the check; exclusive by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(start), n.min(self.len - start)) }
     }
+}
+
+/// At most `n` elements from `start` of each; of one that is empty, none.
+///
+/// # Safety
+/// As of [`Pieces::piece`], for each.
+#[allow(clippy::mut_from_ref)]
+unsafe fn pieces_at<T, const N: usize>(slices: &[Pieces<T>; N], start: usize, n: usize) -> [&mut [T]; N] {
+    slices.each_ref().map(|slice| {
+        let start = if slice.len == 0 { 0 } else { start };
+        // SAFETY: by the caller's promise.
+        unsafe { slice.piece(start, n) }
+    })
 }
 
 /// Some columns of some rows of a matrix, to be written by one thread.

@@ -334,34 +334,8 @@ pub(crate) fn for_each_row<const V: usize>(
     views: [&Geometry; V],
     mut row: impl FnMut([usize; V], [usize; V], usize),
 ) {
-    let shape = views[0].shape;
-    if shape.count() == 0 {
-        return;
-    }
-    let mut sizes = [1usize; MAX_DIMS];
-    let mut steps = [[0usize; V]; MAX_DIMS];
-    let mut n = 0;
-    for d in 0..shape.n_dims() {
-        let size = shape.dims()[d];
-        if size == 1 {
-            continue;
-        }
-        let step: [usize; V] = std::array::from_fn(|v| views[v].strides[d]);
-        let joins = n > 0 && (0..V).all(|v| steps[n - 1][v] == step[v] * size);
-        if joins {
-            sizes[n - 1] *= size;
-            steps[n - 1] = step;
-        } else {
-            sizes[n] = size;
-            steps[n] = step;
-            n += 1;
-        }
-    }
+    let Some(Joined { sizes, steps, inner }) = Joined::of(views) else { return };
     let mut at: [usize; V] = std::array::from_fn(|v| views[v].offset);
-    if n == 0 {
-        return row(at, [1; V], 1);
-    }
-    let inner = n - 1;
     let mut index = [0usize; MAX_DIMS];
     loop {
         row(at, steps[inner], sizes[inner]);
@@ -383,6 +357,41 @@ pub(crate) fn for_each_row<const V: usize>(
             }
             index[d] = 0;
         }
+    }
+}
+
+/// The dimensions of views of one shape, joined where all of them run through evenly; the last is that of a row.
+struct Joined<const V: usize> {
+    sizes: [usize; MAX_DIMS],
+    steps: [[usize; V]; MAX_DIMS],
+    inner: usize,
+}
+
+impl<const V: usize> Joined<V> {
+    /// None of an empty shape. Not part of the kernels that walk, of which there are hundreds, each to be compiled.
+    #[inline(never)]
+    fn of(views: [&Geometry; V]) -> Option<Joined<V>> {
+        let shape = views[0].shape;
+        let mut sizes = [1; MAX_DIMS];
+        let mut steps = [[1; V]; MAX_DIMS];
+        let mut n = 0;
+        for d in 0..shape.n_dims() {
+            let size = shape.dims()[d];
+            if size == 1 {
+                continue;
+            }
+            let step: [usize; V] = std::array::from_fn(|v| views[v].strides[d]);
+            let joins = n > 0 && (0..V).all(|v| steps[n - 1][v] == step[v] * size);
+            if joins {
+                sizes[n - 1] *= size;
+                steps[n - 1] = step;
+            } else {
+                sizes[n] = size;
+                steps[n] = step;
+                n += 1;
+            }
+        }
+        (shape.count() > 0).then_some(Joined { sizes, steps, inner: n.saturating_sub(1) })
     }
 }
 

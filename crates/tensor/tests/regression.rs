@@ -279,14 +279,20 @@ fn means_over_windows_are_made_in_the_type_of_their_images() {
 }
 
 #[test]
-fn a_sum_of_columns_has_the_same_bits_on_any_number_of_threads() {
-    let sums = |threads: usize| {
-        let device = Device::cpu(threads);
-        let y = Tensor::uniform(&device, [65, 600], 0.0, 1.0, DType::F32, Philox::new(5, 0));
-        y.t().sum(&[0], Keep::No).to_vec::<f32>()
+fn a_sum_has_the_same_bits_on_any_number_of_threads() {
+    let orders = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
+    let dims: [&[usize]; 6] = [&[0], &[1], &[2], &[0, 1], &[0, 2], &[1, 2]];
+    let sums = |sizes: [usize; 3], threads: usize| -> Vec<Vec<f32>> {
+        let y = Tensor::uniform(&Device::cpu(threads), sizes, 0.0, 1.0, DType::F32, Philox::new(5, 0));
+        let of = |order: &[usize; 3]| dims.map(|dims| y.permute(order).sum(dims, Keep::No).to_vec::<f32>());
+        orders.iter().flat_map(of).collect()
     };
-    for threads in [2, 3, 5] {
-        assert_eq!(sums(threads), sums(1), "{threads} threads");
+    // Of few elements a sum and of many, with sizes of which one is left where threads share them.
+    for sizes in [[5, 33, 201], [3, 2, 5500], [65, 600, 1]] {
+        let of_one = sums(sizes, 1);
+        for threads in [2, 3, 4, 5, 8] {
+            assert!(sums(sizes, threads) == of_one, "{sizes:?}, {threads} threads");
+        }
     }
 }
 

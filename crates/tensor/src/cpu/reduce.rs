@@ -5,7 +5,7 @@ use crate::device::Device;
 use crate::dtype::{DType, Float, with_float};
 use crate::ops::choice::around;
 use crate::ops::reduce::Toward;
-use crate::shape::{Geometry, for_each_row};
+use crate::shape::{Geometry, Shape, for_each_row};
 use crate::storage::Storage;
 use crate::tensor::Tensor;
 use std::cmp::Ordering;
@@ -91,40 +91,12 @@ fn sum_elements<T: Float>(x: &Tensor, out: &Tensor) {
         });
     }
     if x.count() / vo.len().max(1) <= FEW {
-        return arch.run(
-            #[inline(always)]
-            || add_up(x, &vx, out, &mut vo[..]),
-        );
+        return add_up(x, &vx, out, &mut vo);
     }
     let room = Storage::stale(out.device(), vo.len() * size_of::<f64>());
     let mut sums = room.write::<f64>();
     let sums = &mut sums[..vo.len()];
-    match columns_of(x, out) {
-        // Threads share out the columns: each is summed as by one of them.
-        Some(columns) => {
-            let all = columns;
-            let mut columns = all.div_ceil(out.device().threads()).next_multiple_of(LANES);
-            // One column by itself may lie as a row does, which is summed in another way.
-            while all % columns == 1 {
-                columns += LANES;
-            }
-            let vx = &*vx;
-            out.device().for_chunks(sums, columns, |i, sums| {
-                let last = x.shape().n_dims() - 1;
-                let width = sums.len();
-                let part = |tensor: &Tensor| tensor.seen_as(tensor.geometry.narrow(last, i * columns, width));
-                let (x, out) = (part(x), part(out));
-                arch.run(
-                    #[inline(always)]
-                    || add_up(&x, vx, &out, sums),
-                );
-            });
-        }
-        None => arch.run(
-            #[inline(always)]
-            || add_up(x, &vx, out, sums),
-        ),
-    }
+    add_up(x, &vx, out, sums);
     vo.iter_mut().zip(sums).for_each(|(o, &mut sum)| *o = T::from_f64(sum));
 }
 
@@ -156,20 +128,43 @@ fn width_of_rows(x: &Tensor, out: &Tensor) -> Option<usize> {
     (are_rows && width > 0).then_some(width)
 }
 
-/// How many columns there are to be summed, if that is all, and worth several threads.
-fn columns_of(x: &Tensor, out: &Tensor) -> Option<usize> {
-    let &columns = out.dims().last()?;
-    let whole = columns == out.count() && x.dims().last() == Some(&columns);
-    (whole && columns >= 2 * LANES && x.count() >= SERIAL_LIMIT).then_some(columns)
+/// The first dimension that stays, and how many of its elements are a thread's; none where one thread has them all.
+fn shared_out(x: &Tensor, out: &Tensor) -> Option<(usize, usize)> {
+    let dim = out.dims().iter().position(|&size| size > 1)?;
+    let size = out.dims()[dim];
+    // Columns are summed beside each other.
+    let least = if dim + 1 == out.shape().n_dims() { LANES } else { 1 };
+    let mut several = size.div_ceil(out.device().threads()).next_multiple_of(least);
+    // Without a dimension others may lie as one row does, which is summed in another order: one element is left to nobody.
+    while several == 1 || size % several == 1 {
+        several += least;
+    }
+    (several < size && x.count() >= SERIAL_LIMIT).then_some((dim, several))
 }
 
-/// Fills `sums`, one for each element of `out`, in the precision of `S`.
-#[inline(always)]
+/// Fills `sums`, one for each element of `out`, in the precision of `S`: by however many threads in the same order.
 fn add_up<T: Float, S: Float>(x: &Tensor, vx: &[T], out: &Tensor, sums: &mut [S]) {
+    let device = out.device();
+    let add_up = |x: &Geometry, out: Shape, sums: &mut [S]| {
+        device.arch().run(
+            #[inline(always)]
+            || add_up_part(x, vx, out, sums),
+        );
+    };
+    let Some((dim, several)) = shared_out(x, out) else { return add_up(&x.geometry, *out.shape(), sums) };
+    let size = out.dims()[dim];
+    device.for_chunks(sums, several * (out.count() / size), |i, sums| {
+        let n = several.min(size - i * several);
+        add_up(&x.geometry.narrow(dim, i * several, n), out.shape().with(dim, n), sums);
+    });
+}
+
+#[inline(always)]
+fn add_up_part<T: Float, S: Float>(x: &Geometry, vx: &[T], out: Shape, sums: &mut [S]) {
     let wide = |x: T| S::from_f64(x.to_f64());
-    let spread = Geometry::row_major(*out.shape()).broadcast_to(*x.shape());
+    let spread = Geometry::row_major(out).broadcast_to(x.shape);
     sums.fill(S::ZERO);
-    for_each_row([&x.geometry, &spread], |[at, to], [step, to_step], n| match (step, to_step) {
+    for_each_row([x, &spread], |[at, to], [step, to_step], n| match (step, to_step) {
         (1, 0) => sums[to] += S::from_f64(sum_row(&vx[at..at + n])),
         (1, 1) => sums[to..to + n].iter_mut().zip(&vx[at..at + n]).for_each(|(o, &x)| *o += wide(x)),
         _ => (0..n).for_each(|i| sums[to + i * to_step] += wide(vx[at + i * step])),
