@@ -79,11 +79,14 @@ pub(crate) enum Command {
 #[derive(Args)]
 pub(crate) struct TrainArgs {
     /// A built-in recipe (see --list) or a TOML file.
-    #[arg(required_unless_present = "list")]
+    #[arg(required_unless_present_any = ["list", "keys"])]
     pub(crate) recipe: Option<String>,
     /// Name the built-in recipes.
-    #[arg(long)]
+    #[arg(long, exclusive = true)]
     pub(crate) list: bool,
+    /// List the keys of recipes, with what each is about and may be.
+    #[arg(long, exclusive = true)]
+    pub(crate) keys: bool,
     /// Print the recipe as TOML, with what --set and the other options make of it.
     #[arg(long)]
     pub(crate) print: bool,
@@ -127,7 +130,7 @@ pub(crate) struct TrainArgs {
     #[arg(
         long,
         value_name = "FILE",
-        conflicts_with_all = ["init", "resume", "epochs", "steps", "time_limit", "log_interval", "save_optimizer", "list", "print"]
+        conflicts_with_all = ["init", "resume", "epochs", "steps", "time_limit", "log_interval", "save_optimizer", "print"]
     )]
     pub(crate) evaluate: Option<PathBuf>,
     /// Put the next good image in the place of one that can't be read, and count these.
@@ -158,7 +161,7 @@ pub(crate) struct TrainArgs {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
     /// Print one JSON object a line on standard output, and nothing else there.
-    #[arg(long, conflicts_with_all = ["list", "print"])]
+    #[arg(long, conflicts_with = "print")]
     pub(crate) json: bool,
     /// Print the loss every so many steps, as the PyTorch example does.
     #[arg(long, value_name = "STEPS")]

@@ -20,7 +20,7 @@ use phalanx::checkpoint::{CheckpointConfig, Head, InitialWeights, Manifest, Spoi
 use phalanx::data::{Location, Network, Places, Split, listing, open};
 use phalanx::nn::{Module, Parameters};
 use phalanx::parallel::{LocalConfig, ModelParallelConfig};
-use phalanx::recipe::{BUILT_IN, LaidOut};
+use phalanx::recipe::{BUILT_IN, KEYS, LaidOut};
 use phalanx::tensor::{DebugSync, Device};
 use phalanx::{
     DeviceSpec, Error, Event, Interruption, Observer, OnNan, Recipe, Requests, Scores, State, TimeLimit,
@@ -47,6 +47,10 @@ pub(crate) fn train(args: &TrainArgs) -> Result<u8> {
         for (name, _) in BUILT_IN {
             print(format_args!("{name:<20} {}", Recipe::load(name, &[])?.about));
         }
+        return Ok(0);
+    }
+    if args.keys {
+        KEYS.iter().for_each(print);
         return Ok(0);
     }
     let name = args.recipe.as_deref().unwrap_or_default();

@@ -26,8 +26,11 @@ const STAND_BY_LIMIT: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(5);
 /// What the purpose of an agent's connection begins with, whatever its version.
 const AGENT: &str = "agent ";
-/// Unproven connections at once, above one a rank.
+/// Unproven connections at once, above one a rank; and where nobody knows yet how many ranks there will be.
 const SURPLUS: usize = 64;
+const ROOM: usize = 256;
+/// How long a worker may take to take in what it is told, before it is taken for lost: others wait for what comes after that.
+const SAY_LIMIT: Duration = Duration::from_secs(5);
 
 /// A running coordinator; dropping it closes its sockets, and the store with all of its connections.
 pub struct Coordinator {
@@ -103,7 +106,7 @@ impl Coordinator {
         let shared = Arc::new(Shared {
             pass,
             stop: AtomicBool::new(false),
-            strangers: Strangers::new(world_size + SURPLUS),
+            strangers: Strangers::new(if stands_by { ROOM } else { world_size + SURPLUS }),
             connections: AtomicU64::new(0),
             state: Mutex::new(state),
             store: Desk::open()?,
@@ -348,6 +351,7 @@ impl Reception for Shared {
         };
         let deadline = Deadline::after(NEWCOMER_LIMIT);
         let (channel, peer) = Channel::accept(stream, &self.pass, &deadline, answer)?;
+        channel.set_write_timeout(Some(SAY_LIMIT))?;
         let newcomer = if is_agent { Newcomer::Agent } else { Newcomer::Worker(peer.rank, generation) };
         Ok((channel, newcomer))
     }
@@ -472,5 +476,8 @@ fn serve(
 /// A worker that can't be told has gone; whoever started it sees that.
 fn say(mut stream: &Channel, message: &ToWorker) {
     let frame = serde_json::to_vec(message).expect("a message is always JSON");
-    let _ = write_frame(&mut stream, &frame);
+    if write_frame(&mut stream, &frame).is_err() {
+        // Who reads from it finds that it has ended.
+        let _ = stream.shutdown(Shutdown::Both);
+    }
 }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// Whether all samples lie in a GPU's memory. Without a GPU it has no meaning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Resident {
-    /// If they take at most a quarter of what is free there when the run begins.
+    /// If they take at most a fifth of what is free there when the run begins.
     #[default]
     Auto,
     /// Yes, or the run ends.

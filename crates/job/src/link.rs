@@ -5,7 +5,7 @@ use crate::message::{Cause, FromWorker, GoesOn, Roster, ToWorker};
 use crate::store::LinkStore;
 use crate::whereabouts::Whereabouts;
 use phalanx_wire::{
-    Channel, Deadline, Generation, HandshakeError, Hello, Pass, Rank, read_frame, write_frame,
+    Channel, Deadline, Doubts, Generation, HandshakeError, Hello, Pass, Rank, read_frame, write_frame,
 };
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -392,12 +392,18 @@ fn dial(address: SocketAddr, pass: &Pass, hello: &Hello, deadline: &Deadline) ->
         address: address.to_string(),
         reason: error.to_string(),
     };
-    let left = deadline.remaining().max(Duration::from_millis(1));
-    let stream = TcpStream::connect_timeout(&address, left).map_err(|error| match error.kind() {
-        ErrorKind::ConnectionRefused => Attempt::Early(unreachable(error)),
-        _ => Attempt::Vain(unreachable(error)),
-    })?;
-    prove(stream, address, (pass, hello), (deadline, PROOF_LIMIT))
+    let mut doubts = Doubts::default();
+    loop {
+        let left = deadline.remaining().max(Duration::from_millis(1));
+        let stream = TcpStream::connect_timeout(&address, left).map_err(|error| match error.kind() {
+            ErrorKind::ConnectionRefused => Attempt::Early(unreachable(error)),
+            _ => Attempt::Vain(unreachable(error)),
+        })?;
+        match prove(stream, address, (pass, hello), (deadline, PROOF_LIMIT)) {
+            Err(Attempt::Vain(Error::Handshake { source, .. })) if doubts.remain(&source, deadline) => {}
+            proven => return proven,
+        }
+    }
 }
 
 /// Proves this rank and has the other end proven, until the deadline and for so long at most.
@@ -432,6 +438,26 @@ mod tests {
     use super::*;
     use phalanx_wire::Secret;
     use std::net::TcpListener;
+
+    #[test]
+    fn one_that_hangs_up_on_a_proof_is_asked_again() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let secret = Secret::random().unwrap();
+        // As it does for want of room, or where another coordinator has ended there.
+        let proven = [Secret::random().unwrap(), Secret::random().unwrap(), secret.clone()];
+        let deadline = Deadline::after(Duration::from_secs(60));
+        let coordinator = std::thread::spawn(move || {
+            proven.map(|secret| {
+                let (stream, _) = listener.accept().unwrap();
+                let answer =
+                    |_: &Hello| Hello { purpose: PURPOSE.into(), rank: Rank(0), generation: Generation(0) };
+                Channel::accept(stream, &secret.into(), &deadline, answer).is_ok()
+            })
+        });
+        Link::connect(address, secret, Rank(1), Generation(0), deadline).unwrap();
+        assert_eq!(coordinator.join().unwrap(), [false, false, true]);
+    }
 
     #[test]
     fn what_says_nothing_is_not_the_coordinator() {

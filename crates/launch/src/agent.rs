@@ -194,7 +194,8 @@ pub(crate) fn run(mut crew: Crew<'_>, nodes: &Nodes) -> Result<Outcome, LaunchEr
 /// What this node takes the run to be.
 fn terms(spec: &LaunchSpec, nodes: &Nodes) -> Terms {
     let Nodes { least, most, spares, program, arguments, .. } = nodes.clone();
-    Terms { least, most, spares, max_restarts: spec.max_restarts as u32, program, arguments }
+    let max_restarts = u32::try_from(spec.max_restarts).unwrap_or(u32::MAX);
+    Terms { least, most, spares, max_restarts, program, arguments }
 }
 
 impl Agent<'_> {

@@ -474,7 +474,7 @@ pub enum RecipeError {
     /// No key of this name.
     #[error(
         "{origin}: no recipe has the key: {key}{}",
-        near(nearest, "`phalanx train RECIPE --print` shows a recipe's keys")
+        near(nearest, "`phalanx train --keys` lists all that there are")
     )]
     UnknownKey {
         /// The file, or `--set`.

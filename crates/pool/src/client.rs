@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::message::{ASKER_PURPOSE, Answer, Ask, MAX_ANSWER};
 use crate::server::{ANSWER_LIMIT, hello, say};
-use phalanx_wire::{Channel, Deadline, HandshakeError, Secret, read_frame, why_no_frame};
+use phalanx_wire::{Channel, Deadline, Doubts, HandshakeError, Secret, read_frame, why_no_frame};
 use serde::de::DeserializeOwned;
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
@@ -46,9 +46,15 @@ impl Line {
         silence: Duration,
     ) -> Result<Line, Error> {
         let deadline = Deadline::after(DIAL_LIMIT);
-        let stream = TcpStream::connect_timeout(&address, DIAL_LIMIT)
-            .map_err(|error| Error::Unreachable { address, reason: error.to_string() })?;
-        let met = Channel::dial(stream, &secret.into(), &hello(purpose), &deadline);
+        let mut doubts = Doubts::default();
+        let met = loop {
+            let stream = TcpStream::connect_timeout(&address, DIAL_LIMIT)
+                .map_err(|error| Error::Unreachable { address, reason: error.to_string() })?;
+            match Channel::dial(stream, &secret.into(), &hello(purpose), &deadline) {
+                Err(error) if doubts.remain(&error, &deadline) => {}
+                met => break met,
+            }
+        };
         let (channel, _) = met.map_err(|source| match source {
             HandshakeError::Io(error) => Error::Unreachable { address, reason: error.to_string() },
             source => Error::Handshake { address, source: Box::new(source) },

@@ -24,6 +24,7 @@
 
 mod channel;
 mod deadline;
+mod doubts;
 mod frame;
 mod handshake;
 mod ids;
@@ -38,6 +39,7 @@ pub mod tls;
 
 pub use channel::Channel;
 pub use deadline::Deadline;
+pub use doubts::Doubts;
 pub use frame::{read_frame, why_no_frame, write_frame};
 pub use handshake::{HandshakeError, Hello, Side, Socket, handshake, welcome};
 pub use ids::{Generation, Rank};

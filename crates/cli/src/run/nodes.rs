@@ -188,7 +188,10 @@ fn patience(conf: &[(&str, &str)]) -> Result<Patience, WrongUsage> {
 pub(super) fn nodes(text: &str) -> Result<(usize, usize), WrongUsage> {
     let wrong = |why: &str| WrongUsage(format!("--nnodes {text}: {why}"));
     let (least, most) = text.split_once(':').unwrap_or((text, text));
-    let number = |text: &str| text.parse::<usize>().map_err(|_| wrong("must be a number, or two as in 1:4"));
+    let number = |text: &str| match text.parse::<u32>() {
+        Ok(number) => Ok(number as usize),
+        Err(_) => Err(wrong("must be a number, or two as in 1:4")),
+    };
     let (least, most) = (number(least)?, number(most)?);
     if least == 0 {
         return Err(wrong("a run needs at least one machine"));
@@ -266,6 +269,7 @@ mod tests {
         check("1:2:3", Err("must be a number"));
         check(":", Err("must be a number"));
         check("-1", Err("must be a number"));
+        check("4294967297", Err("must be a number"));
     }
 
     #[test]

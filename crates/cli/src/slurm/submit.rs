@@ -78,7 +78,15 @@ impl WithHint {
 
 /// What was typed, checked.
 fn submission(args: &SubmitArgs) -> Result<Submission> {
-    let work = work(&args.typed.work, &SUBMITS)?;
+    let mut work = work(&args.typed.work, &SUBMITS)?;
+    if let Work::Train(typed) = &mut work
+        && args.gpus_per_node > 0
+        && training(typed)?.0.device.is_none()
+    {
+        // Who asks for GPUs wants to compute on them.
+        typed.push("--device=cuda".to_owned());
+        training(typed)?;
+    }
     let nodes = match &args.elastic {
         None => (args.nodes, args.nodes),
         Some(text) => {

@@ -95,18 +95,7 @@ fn a_job_with_gpus_is_submitted_and_trains_on_them() {
     submit.current_dir(folder.path()).env("XDG_CONFIG_HOME", folder.path().join("config"));
     submit.env("LD_LIBRARY_PATH", fake.folder()).env("PHALANX_CACHE", folder.path().join("cache"));
     submit.args(["slurm", "submit", "--nodes", "2", "--gpus-per-node", "2", "--cpus-per-node", "2"]);
-    submit.args([
-        "--out",
-        "run",
-        "--json",
-        "mnist-mini",
-        "--device",
-        "cuda",
-        "--steps",
-        "3",
-        "--batch-size",
-        "4",
-    ]);
+    submit.args(["--out", "run", "--json", "mnist-mini", "--steps", "3", "--batch-size", "4"]);
     let out = cluster.attempt(&mut submit);
     let output = || -> String {
         let files = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());

@@ -269,7 +269,7 @@ fn a_dry_run_prints_the_script_and_needs_no_slurm() {
             "#SBATCH --gpus-per-node=8\n",
             "#SBATCH --time=08:00:00\n",
             "--nproc-per-node=8",
-            "train mnist --epochs 3 --resume",
+            "train mnist --epochs 3 --device=cuda --resume",
         ],
     );
     check(&dry(&["--elastic", "1:4", "sleep", "9"]), 0, &["--nodes=1-4", "run --nnodes=1:4", "    sleep 9"]);

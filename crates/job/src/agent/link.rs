@@ -4,7 +4,8 @@ use super::{AGENT_PURPOSE, FromAgent, ToAgent};
 use crate::error::Error;
 use crate::link::MAX_FRAME;
 use phalanx_wire::{
-    Channel, Deadline, Generation, HandshakeError, Hello, Pass, Rank, read_frame, why_no_frame, write_frame,
+    Channel, Deadline, Doubts, Generation, HandshakeError, Hello, Pass, Rank, read_frame, why_no_frame,
+    write_frame,
 };
 use std::io::ErrorKind;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
@@ -37,12 +38,18 @@ impl AgentLink {
             ErrorKind::ConnectionRefused => Error::NobodyListens { address },
             _ => Error::Unreachable { address: address.to_string(), reason: error.to_string() },
         };
-        let left = deadline.remaining().clamp(Duration::from_millis(1), PROOF_LIMIT);
-        let stream = TcpStream::connect_timeout(&address, left).map_err(unreachable)?;
         let broken = |error: std::io::Error| Error::Broken { address, reason: error.to_string() };
         let hello = Hello { purpose: AGENT_PURPOSE.into(), rank: Rank(0), generation: Generation(0) };
-        let proof = Deadline::after(deadline.remaining().min(PROOF_LIMIT));
-        let met = Channel::dial(stream, &pass.into(), &hello, &proof);
+        let (pass, mut doubts) = (pass.into(), Doubts::default());
+        let met = loop {
+            let left = deadline.remaining().clamp(Duration::from_millis(1), PROOF_LIMIT);
+            let stream = TcpStream::connect_timeout(&address, left).map_err(unreachable)?;
+            let proof = Deadline::after(deadline.remaining().min(PROOF_LIMIT));
+            match Channel::dial(stream, &pass, &hello, &proof) {
+                Err(error) if doubts.remain(&error, &deadline) => {}
+                met => break met,
+            }
+        };
         let (stream, _) = met.map_err(|error| match error {
             HandshakeError::NotOurs => Error::NotOurs { address },
             HandshakeError::Io(error) if error.kind() == ErrorKind::TimedOut => Error::NotOurs { address },

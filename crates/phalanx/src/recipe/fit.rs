@@ -130,6 +130,9 @@ fn check_counts(origin: &str, table: &Table) -> Result<(), RecipeError> {
     if augment == Some(true) && !PICTURES.contains(&dataset) {
         return refuse("data.augment", "false".into(), "true".into());
     }
+    if word("schedule", "name") == "multi-step" && value("schedule", "milestones").is_none() {
+        return refuse("schedule.milestones", "given, as in [30, 60] epochs".into(), "nothing".into());
+    }
     let warms_up = ["warmup", "warmup_steps"].iter().any(|leaf| value("schedule", leaf).is_some());
     if value("schedule", "warmup_from").is_some() && !warms_up {
         return refuse("schedule.warmup", "given beside schedule.warmup_from".into(), "nothing".into());

@@ -1,6 +1,7 @@
 //! The keys of a recipe: what each may be, and where it has a meaning.
 
 use super::RecipeError;
+use std::fmt;
 use toml::{Table, Value};
 
 /// A key of a recipe.
@@ -17,6 +18,14 @@ pub struct Key {
     pub only_for: &'static [&'static str],
     /// One line about it.
     pub about: &'static str,
+}
+
+/// What stands in a list of all: path, where it has a meaning, and below that what it is about and may be.
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let owners = self.owners().map_or_else(String::new, |owners| format!("  ({owners})"));
+        write!(f, "{}{owners}\n    {}: {}", self.path, self.about, self.kind)
+    }
 }
 
 /// What a value may be.
@@ -292,7 +301,7 @@ pub const KEYS: &[Key] = &[
         "data.resident",
         OneOf(&["auto", "always", "never"]),
         &[],
-        "whether samples of bytes all lie in a GPU's memory, which makes batches of them; auto: if they take a quarter of what is free at most",
+        "whether samples of bytes all lie in a GPU's memory, which makes batches of them; auto: if they take a fifth of what is free at most",
     ),
     must("train.loss", OneOf(&["nll", "cross-entropy", "mse"]), "how outputs are held against targets"),
     row("train.label_smoothing", Share, &["cross-entropy"], "how much of a label is spread over all classes"),
@@ -512,6 +521,12 @@ impl Key {
         }
     }
 
+    /// Where it has a meaning, as `optimizer.name sgd, rmsprop`; none if everywhere.
+    pub(super) fn owners(&self) -> Option<String> {
+        let owners = || format!("{}.{} {}", self.section(), self.chooser().0, self.only_for.join(", "));
+        (!self.only_for.is_empty()).then(owners)
+    }
+
     /// The value that `text` of the command line stands for.
     pub(super) fn parse(&self, origin: &str, text: &str) -> Result<Value, RecipeError> {
         let float = |text: &str| text.trim().parse().ok().map(Value::Float);
@@ -598,32 +613,32 @@ impl Key {
         RecipeError::BadValue {
             origin: origin.to_owned(),
             key: self.path.to_owned(),
-            expected: self.kind.in_words(),
+            expected: self.kind.to_string(),
             found,
             nearest,
         }
     }
 }
 
-impl Kind {
-    /// What a value may be, for a message.
-    pub(super) fn in_words(self) -> String {
+/// For a message, as `a number above 0`.
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Kind::Flag => "true or false".to_owned(),
-            Kind::Count(least) => format!("a whole number of at least {least}"),
-            Kind::Between(least, most) => format!("a whole number from {least} to {most}"),
-            Kind::Number => "a number".to_owned(),
-            Kind::NotNegative => "a number of at least 0".to_owned(),
-            Kind::Positive => "a number above 0".to_owned(),
-            Kind::Share => "a number from 0 to below 1".to_owned(),
-            Kind::Shares => "two numbers from 0 to below 1".to_owned(),
-            Kind::Fraction => "a number from 0 to 1".to_owned(),
-            Kind::NotNegatives(n) => format!("{n} numbers of at least 0"),
-            Kind::Positives(Some(n)) => format!("{n} numbers above 0"),
-            Kind::Positives(None) => "a list of numbers above 0, as in [30, 60]".to_owned(),
-            Kind::OneOf(words) => format!("one of {}", words.join(", ")),
-            Kind::SomeOf(words) => format!("a list of some of {}, each once", words.join(", ")),
-            Kind::Names => "a list of names, as in [\"conv1.*\", \"*.bias\"]".to_owned(),
+            Kind::Flag => f.write_str("true or false"),
+            Kind::Count(least) => write!(f, "a whole number of at least {least}"),
+            Kind::Between(least, most) => write!(f, "a whole number from {least} to {most}"),
+            Kind::Number => f.write_str("a number"),
+            Kind::NotNegative => f.write_str("a number of at least 0"),
+            Kind::Positive => f.write_str("a number above 0"),
+            Kind::Share => f.write_str("a number from 0 to below 1"),
+            Kind::Shares => f.write_str("two numbers from 0 to below 1"),
+            Kind::Fraction => f.write_str("a number from 0 to 1"),
+            Kind::NotNegatives(n) => write!(f, "{n} numbers of at least 0"),
+            Kind::Positives(Some(n)) => write!(f, "{n} numbers above 0"),
+            Kind::Positives(None) => f.write_str("a list of numbers above 0, as in [30, 60]"),
+            Kind::OneOf(words) => write!(f, "one of {}", words.join(", ")),
+            Kind::SomeOf(words) => write!(f, "a list of some of {}, each once", words.join(", ")),
+            Kind::Names => f.write_str("a list of names, as in [\"conv1.*\", \"*.bias\"]"),
         }
     }
 }
@@ -653,7 +668,7 @@ pub(super) fn check(origin: &str, table: &Table) -> Result<(), RecipeError> {
     let value = |section: &str, leaf: &str| table.get(section)?.get(leaf);
     for key in KEYS {
         if key.required && value(key.section(), key.leaf()).is_none() {
-            let expected = key.kind.in_words();
+            let expected = key.kind.to_string();
             return Err(RecipeError::MissingKey { origin: origin.to_owned(), key: key.path, expected });
         }
     }

@@ -95,6 +95,17 @@ fn every_key_can_be_set_where_it_has_a_meaning() {
 }
 
 #[test]
+fn the_page_of_recipes_has_all_keys() {
+    let row = |key: &Key| {
+        let owners = key.owners().unwrap_or_default();
+        format!("| `{}` | {} | {} | {owners} |\n", key.path, key.about, key.kind)
+    };
+    let table: String = KEYS.iter().map(row).collect();
+    let page = include_str!("../../../../docs/recipes.md");
+    assert!(page.contains(&format!("|---|---|---|---|\n{table}")), "its table must be\n{table}");
+}
+
+#[test]
 fn the_table_of_keys_and_the_catalog_of_data_agree() {
     let Kind::OneOf(names) = KEYS.iter().find(|key| key.path == "data.name").unwrap().kind else {
         panic!("data.name is a choice")
@@ -347,11 +358,15 @@ fn wrong_settings_say_what_would_be_right() {
         ("optimiser.lr=1", &["did you mean optimizer.lr?"]),
         ("lr=1", &["did you mean optimizer.lr?"]),
         ("train.epoch=1", &["did you mean train.epochs?"]),
-        ("zzz=1", &["hint: `phalanx train RECIPE --print`"]),
+        ("zzz=1", &["hint: `phalanx train --keys`"]),
         ("train.epochs=many", &["train.epochs must be a whole number of at least 1, got: many"]),
         (
             "model.freeze=[fc.*,]",
             &["model.freeze must be a list of names, as in [\"conv1.*\", \"*.bias\"], got: [\"fc.*\", \"\"]"],
+        ),
+        (
+            "schedule.name=multi-step",
+            &["schedule.milestones must be given, as in [30, 60] epochs, got: nothing"],
         ),
         ("train.epochs=0", &["train.epochs must be a whole number of at least 1, got: 0"]),
         ("train.batch_size=-1", &["got: -1"]),
