@@ -461,7 +461,7 @@ fn evaluate(
     let found = trainer.evaluate_file(weights, worker, model.as_ref(), &parameters, data.test.clone())?;
     let (world_size, seconds) = (worker.group().world_size(), start.elapsed().as_secs_f64());
     if worker.is_first() {
-        let test = Scores::of(&found, data.test.as_ref());
+        let test = Scores::of(&found, data.test.as_ref(), &trainer.loss);
         let told = Event::Evaluation { world_size, samples, seconds, test };
         shown(args, None).event(&told);
     }

@@ -60,6 +60,14 @@ fn it_learns_more_than_how_often_each_byte_comes() {
     assert!(bits < 0.6 * unigram, "{bits} bits a byte, by single bytes {unigram}");
     assert!((bits - loss / 2f64.ln()).abs() < 1e-9 && (perplexity - loss.exp()).abs() < 1e-9, "{epoch}");
     assert!(epoch["test_accuracy"].is_null(), "{epoch}");
+    // A loss of softened labels says something else.
+    let softened = train(
+        folder.path(),
+        &["--nproc-per-node", "1", "--epochs", "1", "--set", "train.label_smoothing=0.1"],
+    );
+    let softened = self::events(&softened);
+    let epoch = softened.iter().rfind(|e| e["event"] == "epoch").unwrap();
+    assert!(epoch["test_loss"].is_number() && epoch["test_bits_per_byte"].is_null(), "{epoch}");
     // Before the first step all bytes are nearly alike.
     let first = losses(&events)[0];
     assert!((first - 256f64.ln()).abs() < 0.2, "{first}");

@@ -96,6 +96,11 @@ fn time_is_measured_on_cores_and_told_for_gpus() {
     // Four passes a step take four times as long.
     let accumulated = lines(folder.path(), &[&asked[..], &["--set", "train.accumulate=4"]].concat(), 0);
     assert_eq!(accumulated.last().unwrap()["here"]["ms_from"], 40.0);
+    // What only evaluations are judged by changes nothing.
+    for judged in ["train.patience=3", "schedule.name=plateau", "train.metrics=[macro_f1]"] {
+        let planned = lines(folder.path(), &[&asked[..], &["--set", judged]].concat(), 0);
+        assert_eq!(planned.last().unwrap()["here"]["ms_from"], 10.0, "{judged}");
+    }
     // Nobody counts what goes by way of the hosts, so there is no time with it.
     let compressed = lines(folder.path(), &[&asked[..], &["--set", "parallel.compress=bf16"]].concat(), 0);
     assert_eq!(compressed.last().unwrap().get("here"), None);

@@ -169,6 +169,9 @@ fn the_best_epoch_and_the_running_mean_are_saved_and_patience_ends_the_run() {
         (&done["epochs"], &done["best_epoch"], &done["stopped_early"]),
         (&3.into(), &0.into(), &true.into())
     );
+    // One that makes all its epochs isn't ended by the last of them.
+    let whole = train(folder.path(), &[&["mnist-mini", "--json", "--epochs", "3"], &settings[..]].concat());
+    assert_eq!(self::events(&whole).last().unwrap()["stopped_early"], false);
     let epochs: Vec<_> =
         events.iter().filter(|e| e["event"] == "epoch").map(|e| &e["test_metrics"]).collect();
     // The digits are about equally many, and none is much harder than the others.

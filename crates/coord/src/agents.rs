@@ -3,7 +3,7 @@
 
 use crate::fleet::{Event, Fleet, Left, NodeId, Order, Patience};
 use crate::succession::{RollCall, Verdict};
-use phalanx_job::{AGENT_BEAT, FromAgent, MAX_FRAME, Notice, Standing, Terms, ToAgent};
+use phalanx_job::{AGENT_BEAT, FromAgent, MAX_AGENT_FRAME, Notice, Standing, Terms, ToAgent, clock_ms};
 use phalanx_wire::{Channel, Generation, Rank, read_frame, write_frame};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Shutdown;
@@ -227,11 +227,11 @@ impl Agents {
             // It came while the run ended, and closes its end once it has read this.
             say(stream, &ToAgent::Refused { reason: "the run is over".into() });
             let _ = stream.shutdown(Shutdown::Write);
-            while read_frame(&mut stream, MAX_FRAME).is_ok() {}
+            while read_frame(&mut stream, MAX_AGENT_FRAME).is_ok() {}
             return Ok(());
         };
         let how = loop {
-            let said = match read_frame(&mut stream, MAX_FRAME) {
+            let said = match read_frame(&mut stream, MAX_AGENT_FRAME) {
                 Ok(frame) => serde_json::from_slice::<FromAgent>(&frame),
                 Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
                     break Ok("its agent's connection ended".into());
@@ -280,7 +280,12 @@ impl Agents {
             _ => None,
         };
         let orders = match &mut desk.leader {
-            Leader::Fleet(fleet) => fleet.heed(now, event),
+            Leader::Fleet(fleet) => {
+                if comes.is_some() {
+                    fleet.set_clock(now, clock_ms());
+                }
+                fleet.heed(now, event)
+            }
             Leader::Called(call, ..) => {
                 call.heed(event);
                 return self.conclude(desk, now);

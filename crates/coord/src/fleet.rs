@@ -111,8 +111,9 @@ pub struct Fleet {
     patience: Patience,
     /// When something was heeded last.
     heeded: Instant,
-    /// When it began, and the wall clock by then, in milliseconds.
-    began: (Instant, u64),
+    began: Instant,
+    /// What this machine's wall clock showed last, in milliseconds, and when.
+    clock: (Instant, u64),
     members: BTreeMap<NodeId, Member>,
     spares: Spares,
     /// Where those listen that ever had a number in this run, in case that they are to lead it: nobody else ever does there.
@@ -204,7 +205,8 @@ impl Fleet {
             terms,
             patience,
             heeded: now,
-            began: (now, clock_ms),
+            began: now,
+            clock: (now, clock_ms),
             members: BTreeMap::new(),
             spares: Spares::default(),
             known: BTreeSet::new(),
@@ -322,7 +324,7 @@ impl Fleet {
         // Who comes anew goes on nowhere else.
         self.silent.retain(|silent| silent.standby != node.standby);
         let here: Vec<&Node> = self.members.values().map(|member| &member.node).collect();
-        let clock_ms = self.began.1 + self.since_start(now).as_millis() as u64;
+        let clock_ms = self.clock.1 + now.saturating_duration_since(self.clock.0).as_millis() as u64;
         if let Err(reason) = admit::admit(&self.terms, &here, self.spares.count(), clock_ms, &node) {
             // Those that wait for it would wait in vain.
             todo.push(Order::Warn(format!("{} was refused: {reason}", node.host)));
@@ -453,8 +455,13 @@ impl Fleet {
         }
     }
 
+    /// What this machine's wall clock shows: it may have been set, or the machine have slept, since it was told before.
+    pub(crate) fn set_clock(&mut self, now: Instant, clock_ms: u64) {
+        self.clock = (now, clock_ms);
+    }
+
     fn since_start(&self, now: Instant) -> Duration {
-        now.saturating_duration_since(self.began.0)
+        now.saturating_duration_since(self.began)
     }
 
     fn setback(&self, now: Instant, member: &Member, what: Mishap) -> Setback {

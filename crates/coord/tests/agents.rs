@@ -3,6 +3,7 @@
 use phalanx_coord::{Coordinator, Fleet, Notice, Patience};
 use phalanx_job::{
     AgentLink, Cause, EndWhy, Error, FromAgent, Link, Mishap, Node, Seat, Terms, ToAgent, WorkerFailure,
+    clock_ms,
 };
 use phalanx_wire::{Deadline, Generation, Hello, Rank, Secret, Side, handshake};
 use std::io::Write;
@@ -27,7 +28,7 @@ fn coordinator() -> (Coordinator, Secret) {
     let coordinator = Coordinator::serve(any_port, secret.clone(), Generation(0), 0, nobody).unwrap();
     // Nothing in these tests waits for a last call.
     let patience = Patience { last_call: Duration::from_secs(3600), ..Patience::default() };
-    coordinator.lead(Fleet::new(terms(), patience, Instant::now(), 0)).unwrap();
+    coordinator.lead(Fleet::new(terms(), patience, Instant::now(), clock_ms())).unwrap();
     (coordinator, secret)
 }
 
@@ -50,7 +51,7 @@ fn join(coordinator: &Coordinator, secret: &Secret, host: &str) -> AgentLink {
         node_rank: None,
         spare: false,
         terms: terms(),
-        clock_ms: Some(0),
+        clock_ms: Some(clock_ms()),
     };
     link.say(&FromAgent::Join(node)).unwrap();
     link
@@ -217,7 +218,7 @@ fn who_is_no_agent_of_this_run_hears_why() {
         node_rank: None,
         spare: false,
         terms: Terms { program: "q".into(), ..terms() },
-        clock_ms: Some(0),
+        clock_ms: Some(clock_ms()),
     };
     link.say(&FromAgent::Join(node)).unwrap();
     let ToAgent::Refused { reason } = hear(&link) else { panic!("it was taken") };

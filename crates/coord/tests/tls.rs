@@ -2,7 +2,7 @@
 
 use phalanx_coord::{Coordinator, Fleet, Notice, Patience};
 use phalanx_job::store::{Key, Store};
-use phalanx_job::{AgentLink, Cause, Error, FromAgent, GoesOn, Link, Node, Terms, ToAgent};
+use phalanx_job::{AgentLink, Cause, Error, FromAgent, GoesOn, Link, Node, Terms, ToAgent, clock_ms};
 use phalanx_wire::{Deadline, Generation, Pass, Rank, Secret};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::mpsc::channel;
@@ -63,7 +63,7 @@ fn agents_and_the_coordinator_hear_each_other() {
     let coordinator = Coordinator::serve(any_port(), encrypted(), GENERATION, 0, nobody).unwrap();
     let terms =
         Terms { least: 1, most: 1, spares: 0, max_restarts: 0, program: "p".into(), arguments: Vec::new() };
-    coordinator.lead(Fleet::new(terms.clone(), Patience::default(), Instant::now(), 0)).unwrap();
+    coordinator.lead(Fleet::new(terms.clone(), Patience::default(), Instant::now(), clock_ms())).unwrap();
     let link = AgentLink::dial(coordinator.address(), encrypted(), soon(), LIMIT).unwrap();
     let address = link.local_ip().unwrap().to_string();
     let (host, role) = ("a".to_owned(), "default".to_owned());
@@ -79,7 +79,7 @@ fn agents_and_the_coordinator_hear_each_other() {
         node_rank: None,
         spare: false,
         terms,
-        clock_ms: Some(0),
+        clock_ms: Some(clock_ms()),
     };
     link.say(&FromAgent::Join(node)).unwrap();
     let mut beats = 0;

@@ -7,7 +7,7 @@
 mod link;
 mod standing;
 
-pub use link::{AGENT_BEAT, AgentLink};
+pub use link::{AGENT_BEAT, AgentLink, MAX_AGENT_FRAME};
 pub use standing::{FIRST_SPARE, NodeStanding, Phase, Stage, Standing, StopWhy};
 
 use crate::drain::DRAINED;

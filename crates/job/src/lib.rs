@@ -36,8 +36,8 @@ mod whereabouts;
 mod work;
 
 pub use agent::{
-    AGENT_BEAT, AGENT_PURPOSE, AgentLink, End, EndWhy, FIRST_SPARE, FromAgent, Mishap, Node, NodeStanding,
-    Phase, Return, Seat, Setback, Stage, Standing, StopWhy, Terms, ToAgent, WorkerFailure,
+    AGENT_BEAT, AGENT_PURPOSE, AgentLink, End, EndWhy, FIRST_SPARE, FromAgent, MAX_AGENT_FRAME, Mishap, Node,
+    NodeStanding, Phase, Return, Seat, Setback, Stage, Standing, StopWhy, Terms, ToAgent, WorkerFailure,
 };
 pub use drain::{DRAINED, end_time, start_time};
 pub use env::{

@@ -229,6 +229,18 @@ impl Loss {
         }
     }
 
+    /// Whether it is how unlikely the labels that count were told to be, all alike: the mean of -ln p, of which a perplexity can be told.
+    pub fn is_likelihood(&self) -> bool {
+        match self {
+            Loss::Nll => true,
+            Loss::CrossEntropy { label_smoothing } => *label_smoothing == 0.0,
+            Loss::WeightedCrossEntropy(of_some) => {
+                of_some.label_smoothing == 0.0 && of_some.weights.is_empty()
+            }
+            Loss::Mse | Loss::BceWithLogits | Loss::Own(_) => false,
+        }
+    }
+
     /// Whether the mean is by what labels count, which isn't the same of all of them.
     pub fn weighs(&self) -> bool {
         match self {

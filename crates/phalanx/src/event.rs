@@ -4,8 +4,8 @@ use crate::checkpoint::{self, Holds};
 use crate::error::Error;
 use crate::trainer::{Evaluation, State, of_words};
 use phalanx_data::{Dataset, Input};
-use phalanx_nn::Parameters;
-use serde::{Deserialize, Serialize};
+use phalanx_nn::{Loss, Parameters};
+use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
 use std::f64::consts::LN_2;
 use std::path::{Path, PathBuf};
@@ -37,7 +37,8 @@ pub enum Event {
         step: u64,
         /// From 0.
         epoch: u64,
-        /// The mean over the samples of all ranks, before the step.
+        /// The mean over the samples of all ranks, before the step; in JSON null if it is no number.
+        #[serde(deserialize_with = "number")]
         loss: f64,
         /// Samples since the start, of all ranks.
         samples: u64,
@@ -174,11 +175,11 @@ pub struct Scores {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub test_top5: Option<f64>,
     /// The mean loss on the test samples in bits, where these are windows of a text: what each of its bytes would take if it were
-    /// compressed with the model.
+    /// compressed with the model. Only of a loss that says how likely words were ([`Loss::is_likelihood`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub test_bits_per_byte: Option<f64>,
     /// The mean loss as a perplexity, e to its power, where samples are words with a label each: of so many equally likely ones the choice
-    /// would be as hard.
+    /// would be as hard. Only of such a loss, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub test_perplexity: Option<f64>,
     /// What else test samples are judged by, by name ([`crate::Trainer::metrics`]); without those that are no numbers.
@@ -187,9 +188,9 @@ pub struct Scores {
 }
 
 impl Scores {
-    /// Those of an evaluation on samples of this data set.
-    pub fn of(evaluation: &Evaluation, dataset: &dyn Dataset) -> Scores {
-        let of_words = of_words(dataset);
+    /// Those of an evaluation on samples of this data set, with this loss.
+    pub fn of(evaluation: &Evaluation, dataset: &dyn Dataset, loss: &Loss) -> Scores {
+        let of_words = of_words(dataset) && loss.is_likelihood();
         // Labels may be other things than the bytes of a text.
         let of_bytes = of_words && dataset.input() == Input::Ids(BYTES);
         let numbers = evaluation.metrics.iter().filter(|(_, value)| value.is_finite());
@@ -202,6 +203,11 @@ impl Scores {
             test_metrics: numbers.map(|(name, value)| (name.clone(), *value)).collect(),
         }
     }
+}
+
+/// JSON has no other word than null for what is no number.
+fn number<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    Option::deserialize(from).map(|number| number.unwrap_or(f64::NAN))
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
@@ -313,5 +319,18 @@ impl Observer for Quiet {
 
     fn every(&self) -> u64 {
         100
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loss_that_is_no_number_is_told_and_read() {
+        let line = r#"{"event":"step","step":3,"epoch":0,"loss":null,"samples":8,"world_size":2,"lr":0.1,"ms":1.0,"input_ms":0.0,"comm_ms":0.0}"#;
+        let told: Event = serde_json::from_str(line).unwrap();
+        assert!(matches!(told, Event::Step { step: 3, loss, .. } if loss.is_nan()), "{told:?}");
+        assert_eq!(serde_json::to_string(&told).unwrap(), line);
     }
 }

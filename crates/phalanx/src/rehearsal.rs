@@ -7,7 +7,7 @@
 use crate::error::Error;
 use crate::event::{Event, Observer};
 use crate::recipe::{LaidOut, Recipe};
-use crate::trainer::{State, Trainer};
+use crate::trainer::{State, Trainer, Watch};
 use crate::worker::{Worker, cores, on_threads};
 use phalanx_data::Split;
 use phalanx_tensor::{AbsentGpu, Device, GpuOptions};
@@ -85,8 +85,10 @@ pub fn rehearse(recipe: &Recipe, data: &Split, workers: usize, stage: Stage) -> 
         let LaidOut { model, parameters, local, mesh, .. } =
             recipe.lay_out(device, data.train.input_dims())?;
         let trainer = recipe.trainer()?;
-        // However short the run is.
+        // However short the run is; and nothing is judged.
         let epochs = trainer.epochs.max(STEPS);
+        let (plateau, patience, best_file, metrics, watch) = (None, None, None, Vec::new(), Watch::Loss);
+        let trainer = Trainer { plateau, patience, best_file, metrics, watch, ..trainer };
         let trainer = Trainer { steps: Some(STEPS), epochs, local, mesh, ..trainer };
         let state = State::start(recipe.rule()?)?;
         let mut watching = Watching { devices: &devices, sent: None, seen: Rehearsed::default() };

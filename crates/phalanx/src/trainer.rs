@@ -305,8 +305,8 @@ impl Trainer {
         }
         let goes_on = self.goes_on();
         let _in_place = if goes_on == GoesOn::Not { None } else { worker.go_on_in_place(goes_on) };
-        let (interrupted, evaluation) = self.run(worker, model, &parameters, &mut state, &data, observer)?;
-        let stopped_early = interrupted.is_none() && self.lost_patience(&state.progress);
+        let (interrupted, evaluation, stopped_early) =
+            self.run(worker, model, &parameters, &mut state, &data, observer)?;
         let seconds = start.elapsed().as_secs_f64();
         Ok(Trained { parameters, state, evaluation, stopped_early, interrupted, seconds })
     }
@@ -381,11 +381,11 @@ impl Trainer {
         let supply = |resident| Supply::for_device(test.clone(), worker.device(), resident);
         let data = Data { train: supply(Resident::Never)?, test: Some(supply(self.resident)?) };
         let mut state = State::start(Sgd::new(0.0))?;
-        let (_, evaluation) = run.run(worker, model, parameters, &mut state, &data, &mut Quiet)?;
+        let (_, evaluation, _) = run.run(worker, model, parameters, &mut state, &data, &mut Quiet)?;
         Ok(evaluation.expect("there are test samples"))
     }
 
-    /// Makes the steps that are left: why it has left some, and the last evaluation.
+    /// Makes the steps that are left: why it has left some, the last evaluation, and whether it has left some for want of anything better.
     fn run(
         &self,
         worker: &Worker,
@@ -394,12 +394,12 @@ impl Trainer {
         state: &mut State,
         data: &Data,
         observer: &mut dyn Observer,
-    ) -> Result<(Option<Interruption>, Option<Evaluation>), Error> {
+    ) -> Result<(Option<Interruption>, Option<Evaluation>, bool), Error> {
         let mut listener = Listener { observer, pulse: worker.pulse() };
         let mut course = Course::new(self, worker, model, parameters, data, &mut listener);
         // Whoever begins a run after one that failed finds nobody at its checkpoints.
         let interrupted = course.go_on(state).inspect_err(|error| course.leave(error))?;
-        Ok((interrupted, course.evaluation.take()))
+        Ok((interrupted, course.evaluation.take(), course.stopped_early))
     }
 }
 

@@ -88,7 +88,7 @@ mod tests {
         fs::create_dir(&b).unwrap();
         let mut file = fs::File::create(a.join(EVENTS)).unwrap();
         let mut write = |bytes: &[u8]| file.write_all(bytes).unwrap();
-        (0..3).for_each(|i| write(&line_of(&step(i, 1.0))));
+        (0..3).for_each(|i| write(&line_of(&step(i, if i == 1 { f64::NAN } else { 1.0 }))));
         // A line that isn't whole yet, and one that is none of ours.
         write(b"{\"event\":\"wonder\"}\n");
         let half = line_of(&step(3, 0.5));

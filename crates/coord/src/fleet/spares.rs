@@ -133,7 +133,7 @@ impl Fleet {
     /// When those that stand by take part in a run that hasn't begun: others come first, as long as they may come together.
     pub(super) fn spares_called_at(&self) -> Instant {
         let waits = if self.generation == Generation(0) { self.patience.last_call } else { Duration::ZERO };
-        self.began.0 + waits
+        self.began + waits
     }
 
     pub(super) fn members_and_spares(&self) -> Vec<NodeId> {

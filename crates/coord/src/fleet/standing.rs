@@ -58,8 +58,7 @@ impl Fleet {
     ) -> (Fleet, Vec<Order>) {
         let Standing { elapsed_ms, term, generation, .. } = *left.standing;
         let mut fleet = Fleet::new(terms, patience, now, clock_ms);
-        let began = now.checked_sub(Duration::from_millis(elapsed_ms)).unwrap_or(now);
-        fleet.began = (began, clock_ms.saturating_sub(elapsed_ms));
+        fleet.began = now.checked_sub(Duration::from_millis(elapsed_ms)).unwrap_or(now);
         (fleet.term, fleet.generation) = (term + 1, generation);
         fleet.remember(left.standing);
         let ids = fleet.seat_members(left, now);
@@ -124,7 +123,7 @@ impl Fleet {
                 heard: now,
                 number: Some(number),
                 // Whoever comes back knows of all of them.
-                numbered: Some(self.began.0),
+                numbered: Some(self.began),
                 seats: known.seats.clone(),
                 stage: known.stage,
                 leaves: known.leaves,

@@ -626,6 +626,19 @@ fn who_does_not_fit_is_refused_at_once() {
 }
 
 #[test]
+fn clocks_are_held_against_each_other_as_they_are_by_now() {
+    let mut play = Play::new(2, 2, 0);
+    // After an hour the first node's is set by two minutes.
+    let now = 3_600_000;
+    play.now = Duration::from_millis(now);
+    play.fleet.set_clock(play.at(), now + 120_000);
+    let ours = terms(2, 2, 0);
+    let is_refused = |orders: Vec<Order>| orders.iter().any(|order| matches!(order, Order::Refuse(..)));
+    assert!(!is_refused(play.come_as(1, Node { clock_ms: Some(now + 120_000), ..node("n1", 1, &ours) })));
+    assert!(is_refused(play.come_as(2, Node { clock_ms: Some(now), ..node("n2", 1, &ours) })));
+}
+
+#[test]
 fn what_is_odd_is_said() {
     let check = |newcomer: Node, want: Option<&str>| {
         let mut play = Play::new(2, 2, 0);

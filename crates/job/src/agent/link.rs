@@ -2,7 +2,6 @@
 
 use super::{AGENT_PURPOSE, FromAgent, ToAgent};
 use crate::error::Error;
-use crate::link::MAX_FRAME;
 use phalanx_wire::{
     Channel, Deadline, Doubts, Generation, HandshakeError, Hello, Pass, Rank, read_frame, why_no_frame,
     write_frame,
@@ -11,6 +10,9 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
+/// The longest message between an agent and the coordinator, in bytes. How a run stands is told whole: with the arguments of each node's
+/// program, and with the last lines of all workers that failed.
+pub const MAX_AGENT_FRAME: usize = 1 << 26;
 /// How often each end gives a sign of life.
 pub const AGENT_BEAT: Duration = Duration::from_millis(200);
 /// How long a proof may take.
@@ -91,12 +93,37 @@ impl AgentLink {
 
     /// Waits for the next message. The coordinator's beats come long before it counts as silent.
     pub fn hear(&self) -> Result<ToAgent, Error> {
-        let frame = read_frame(&mut &self.stream, MAX_FRAME);
+        let frame = read_frame(&mut &self.stream, MAX_AGENT_FRAME);
         let frame = frame.map_err(|error| self.broken(why_no_frame(&error)))?;
         serde_json::from_slice(&frame).map_err(|error| self.broken(format!("an unreadable message: {error}")))
     }
 
     fn broken(&self, reason: String) -> Error {
         Error::Broken { address: self.address, reason }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use phalanx_wire::Secret;
+    use std::net::TcpListener;
+
+    #[test]
+    fn what_a_long_run_has_to_tell_is_heard() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (address, secret) = (listener.local_addr().unwrap(), Secret::random().unwrap());
+        let (pass, deadline) = (Pass::from(&secret), Deadline::after(Duration::from_secs(60)));
+        let long = "x".repeat(3 << 20);
+        let refused = ToAgent::Refused { reason: long.clone() };
+        let coordinator = std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let answer = |theirs: &Hello| Hello { rank: Rank(0), ..theirs.clone() };
+            let (stream, _) = Channel::accept(stream, &pass, &deadline, answer).unwrap();
+            write_frame(&mut &stream, &serde_json::to_vec(&refused).unwrap()).unwrap();
+        });
+        let link = AgentLink::dial(address, &secret, deadline, Duration::from_secs(60)).unwrap();
+        assert!(matches!(link.hear().unwrap(), ToAgent::Refused { reason } if reason == long));
+        coordinator.join().unwrap();
     }
 }

@@ -9,6 +9,7 @@ use crate::spec::LaunchError;
 use phalanx_coord::{Coordinator, Fleet};
 use phalanx_job::{AgentLink, Claim, Error, Terms, clock_ms};
 use phalanx_wire::{Deadline, Pass};
+use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
@@ -67,7 +68,8 @@ pub(super) fn meet(
 ) -> Result<Met, LaunchError> {
     let deadline = Deadline::after(nodes.patience.join);
     let mut waits = false;
-    let mut hung_up: Option<Instant> = None;
+    // Since when, without anything else meanwhile.
+    let mut hung_up: HashMap<SocketAddr, Instant> = HashMap::new();
     loop {
         let addresses = resolve(nodes)?;
         if let Some(coordinator) = host(nodes, terms, pass, &addresses)? {
@@ -86,14 +88,14 @@ pub(super) fn meet(
         for address in &addresses {
             match AgentLink::dial(*address, pass, deadline, nodes.patience.silence) {
                 Ok(link) => return Ok(Met::At(Place::of(crew, pass, link, None)?)),
-                Err(Error::Broken { .. }) if hung_up.is_some_and(|since| since.elapsed() > HANGS_UP) => {
-                    return Err(Error::NotOurs { address: *address }.into());
-                }
                 Err(broken @ Error::Broken { .. }) => {
-                    hung_up.get_or_insert_with(Instant::now);
+                    if hung_up.entry(*address).or_insert_with(Instant::now).elapsed() > HANGS_UP {
+                        return Err(Error::NotOurs { address: *address }.into());
+                    }
                     error = Some(broken);
                 }
                 Err(unreachable @ (Error::Unreachable { .. } | Error::NobodyListens { .. })) => {
+                    hung_up.remove(address);
                     error = Some(unreachable);
                 }
                 Err(error) => return Err(error.into()),

@@ -44,6 +44,8 @@ pub(super) struct Course<'a> {
     pub(super) evaluation: Option<Evaluation>,
     /// After which step the last evaluation was told.
     evaluated: Option<u64>,
+    /// Whether the run ended with steps that are left, for want of anything better.
+    pub(super) stopped_early: bool,
     /// Whether what the run leaves behind was kept here.
     concluded: bool,
     /// Whether the membership at hand goes on with what another had.
@@ -149,6 +151,7 @@ impl<'a> Course<'a> {
             untold: Vec::new(),
             evaluation: None,
             evaluated: None,
+            stopped_early: false,
             concluded: false,
             goes_on: false,
             before: None,
@@ -517,7 +520,7 @@ impl<'a> Course<'a> {
         }
         let skipped = run.skipped()?;
         drop(evaluation);
-        let scores = |evaluation| Scores::of(evaluation, run.train.dataset());
+        let scores = |evaluation| Scores::of(evaluation, run.train.dataset(), &self.trainer.loss);
         let told = Event::Epoch {
             epoch,
             seconds,
@@ -699,8 +702,11 @@ impl<'a> Course<'a> {
             self.checkpoints.as_ref().and_then(|checkpoints| checkpoints.of_parts(state.progress.step));
         let parts = parts.filter(|_| !self.observer.needs_whole());
         let part = self.gather(run, state, parts.as_deref())?;
+        self.stopped_early = interrupted.is_none()
+            && state.progress.step < run.steps()
+            && self.trainer.lost_patience(&state.progress);
         if interrupted.is_none() && self.worker.is_first() && !self.concluded {
-            let stopped_early = self.trainer.lost_patience(&state.progress);
+            let stopped_early = self.stopped_early;
             let (parameters, evaluation) = (self.parameters, self.evaluation.clone());
             self.observer.conclude(&mut Concluded { parameters, state, evaluation, stopped_early, parts })?;
             self.concluded = true;
