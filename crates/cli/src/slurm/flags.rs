@@ -48,7 +48,7 @@ pub(crate) struct SubmitArgs {
     /// Nodes.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) nodes: u32,
-    /// GPUs of each node, with a worker for each.
+    /// GPUs of each node, with a worker for each; a recipe computes on them unless it has --device cpu.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) gpus_per_node: u32,
     /// Workers of each node, as in `phalanx run` [default: one a GPU, or 1].

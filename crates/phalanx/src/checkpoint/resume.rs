@@ -36,8 +36,8 @@ pub(super) struct Resumed {
 }
 
 /// Brings `parameters` to the newest checkpoint in `root` that is whole and wanted by rank 0, and gives the state that goes with them;
-/// none if there is no such checkpoint. Of values, and of the optimizer's state, this rank takes what `strategy` keeps. All
-/// ranks have to ask. No more than one array of the files is held at a time, beside what becomes of them.
+/// none if there is no such checkpoint. Of values, and of the optimizer's state, this rank takes what `strategy` keeps; of what
+/// compressed gradients lacked, its own part, if the run still `compresses` them so. All ranks have to ask. No more than one array of the files is held at a time, beside what becomes of them.
 #[allow(clippy::too_many_arguments)]
 pub(super) fn resume(
     root: &Path,
@@ -47,6 +47,7 @@ pub(super) fn resume(
     parameters: &Parameters,
     rule: Rule,
     strategy: &mut dyn Strategy,
+    compresses: bool,
 ) -> Result<Option<Resumed>, Error> {
     let group = worker.group();
     let (mut own, mut passed_over) = (None, Vec::new());
@@ -112,6 +113,7 @@ pub(super) fn resume(
         }
     }
     let optimizer = optimizer.finish().map_err(other_optimizer)?;
+    let kept = kept.filter(|_| compresses);
     let kept = kept.map(|kept| own_part(&folder, &kept, group.rank(), &manifest.run, &run));
     let kept = kept.transpose()?;
     let state = State { progress: manifest.position.into(), optimizer, average };

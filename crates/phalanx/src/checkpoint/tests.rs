@@ -106,7 +106,16 @@ fn resumed(
     parameters: &Parameters,
     rule: Rule,
 ) -> Result<Option<resume::Resumed>, Error> {
-    resume::resume(root, Wanted::Newest, &Worker::alone(1), run, parameters, rule, &mut SingleDevice::new())
+    resume::resume(
+        root,
+        Wanted::Newest,
+        &Worker::alone(1),
+        run,
+        parameters,
+        rule,
+        &mut SingleDevice::new(),
+        true,
+    )
 }
 
 fn store(root: &Path) -> Store {

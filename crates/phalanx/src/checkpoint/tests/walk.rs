@@ -106,8 +106,16 @@ fn pass(net: &Net, (ranks, set, parts): Way, from: Option<&Path>, to: &Path) {
         let state = match from {
             None => made_up(&parameters, rule),
             Some(from) => {
-                let resumed =
-                    resume::resume(from, Wanted::Newest, &worker, RUN, &parameters, rule, &mut *strategy)?;
+                let resumed = resume::resume(
+                    from,
+                    Wanted::Newest,
+                    &worker,
+                    RUN,
+                    &parameters,
+                    rule,
+                    &mut *strategy,
+                    true,
+                )?;
                 resumed.expect("there is a checkpoint").state
             }
         };
@@ -122,6 +130,7 @@ fn pass(net: &Net, (ranks, set, parts): Way, from: Option<&Path>, to: &Path) {
             &parameters,
             &mut none,
             &mut *strategy,
+            true,
             &mut Quiet,
         )?;
         assert_eq!(checkpoints.in_parts(), parts, "{set:?}");
