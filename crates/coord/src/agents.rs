@@ -5,6 +5,7 @@ use crate::fleet::{Event, Fleet, Left, NodeId, Order, Patience};
 use crate::succession::{RollCall, Verdict};
 use phalanx_job::{AGENT_BEAT, FromAgent, MAX_AGENT_FRAME, Notice, Standing, Terms, ToAgent, clock_ms};
 use phalanx_wire::{Channel, Generation, Rank, read_frame, write_frame};
+use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Shutdown;
 use std::ops::Range;
@@ -71,8 +72,6 @@ enum Leader {
 pub(crate) struct Setting {
     pub(crate) terms: Terms,
     pub(crate) patience: Patience,
-    /// This machine's wall clock, in milliseconds since 1970.
-    pub(crate) clock_ms: u64,
 }
 
 impl Desk {
@@ -328,8 +327,8 @@ impl Agents {
                 let Leader::Called(call, setting) = std::mem::replace(&mut desk.leader, nobody) else {
                     return;
                 };
-                let Setting { terms, patience, clock_ms } = setting;
-                let (fleet, orders) = call.lead(terms, patience, now, clock_ms);
+                let Setting { terms, patience } = setting;
+                let (fleet, orders) = call.lead(terms, patience, now, clock_ms());
                 desk.leader = Leader::Fleet(fleet);
                 self.carry_out(desk, orders, now, true);
             }
@@ -429,8 +428,8 @@ impl Agents {
     }
 }
 
-/// An agent that can't be told is cut off: it would miss what it has to do.
-fn say(mut link: &Channel, message: &ToAgent) {
+/// Who can't be told is cut off: an agent would miss what it has to do, and a worker has gone, which whoever started it sees.
+pub(crate) fn say(mut link: &Channel, message: &impl Serialize) {
     let frame = serde_json::to_vec(message).expect("a message is always JSON");
     if write_frame(&mut link, &frame).is_err() {
         let _ = link.shutdown(Shutdown::Both);

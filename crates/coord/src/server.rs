@@ -1,7 +1,7 @@
 //! The coordinator's sockets. Every connection has a thread of its own and proves the secret before anything else is read;
 //! a stranger is logged, refused, and holds up nobody.
 
-use crate::agents::{Agents, Change, Setting};
+use crate::agents::{Agents, Change, Setting, say};
 use crate::fleet::{Fleet, Left, Patience};
 use crate::membership::{Decision, Leave, Member, Membership};
 use crate::store::Desk;
@@ -9,7 +9,7 @@ use crate::succession::RollCall;
 use phalanx_job::{AGENT_PURPOSE, Cause, FromWorker, Link, MAX_FRAME, Notice, Terms, ToWorker};
 use phalanx_wire::{
     Channel, Deadline, Generation, HandshakeError, Hello, Pass, Rank, Reception, Strangers, read_frame,
-    receive, write_frame,
+    receive,
 };
 use std::collections::{BTreeSet, HashMap};
 use std::io::Result;
@@ -129,9 +129,8 @@ impl Coordinator {
     }
 
     /// The same in the place of a coordinator that is gone: for those of its agents that come back, if they are enough.
-    /// `clock_ms` is this machine's wall clock, in milliseconds since 1970.
-    pub fn succeed(&self, call: RollCall, terms: Terms, patience: Patience, clock_ms: u64) -> Result<()> {
-        self.take(Agents::succeed(call, Setting { terms, patience, clock_ms }, self.changes())?);
+    pub fn succeed(&self, call: RollCall, terms: Terms, patience: Patience) -> Result<()> {
+        self.take(Agents::succeed(call, Setting { terms, patience }, self.changes())?);
         Ok(())
     }
 
@@ -470,14 +469,5 @@ fn serve(
                 say(stream, &ToWorker::Heard);
             }
         }
-    }
-}
-
-/// A worker that can't be told has gone; whoever started it sees that.
-fn say(mut stream: &Channel, message: &ToWorker) {
-    let frame = serde_json::to_vec(message).expect("a message is always JSON");
-    if write_frame(&mut stream, &frame).is_err() {
-        // Who reads from it finds that it has ended.
-        let _ = stream.shutdown(Shutdown::Both);
     }
 }

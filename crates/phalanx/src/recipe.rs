@@ -450,7 +450,10 @@ pub enum RecipeError {
         nearest: Option<&'static str>,
     },
     /// The file can't be read.
-    #[error("cannot read the recipe {}: {error}", path.display())]
+    #[error(
+        "cannot read the recipe {}: {error}\nhint: `phalanx train --list` names those that are built in",
+        path.display()
+    )]
     Io {
         /// The file.
         path: PathBuf,

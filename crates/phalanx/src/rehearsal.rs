@@ -87,9 +87,9 @@ pub fn rehearse(recipe: &Recipe, data: &Split, workers: usize, stage: Stage) -> 
         let trainer = recipe.trainer()?;
         // However short the run is; and nothing is judged.
         let epochs = trainer.epochs.max(STEPS);
-        let (plateau, patience, best_file, metrics, watch) = (None, None, None, Vec::new(), Watch::Loss);
-        let trainer = Trainer { plateau, patience, best_file, metrics, watch, ..trainer };
-        let trainer = Trainer { steps: Some(STEPS), epochs, local, mesh, ..trainer };
+        let (metrics, watch) = (Vec::new(), Watch::Loss);
+        let trainer = trainer.without_judgement();
+        let trainer = Trainer { steps: Some(STEPS), epochs, local, mesh, metrics, watch, ..trainer };
         let state = State::start(recipe.rule()?)?;
         let mut watching = Watching { devices: &devices, sent: None, seen: Rehearsed::default() };
         trainer.resume(

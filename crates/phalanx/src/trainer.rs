@@ -368,14 +368,11 @@ impl Trainer {
             epochs: 0,
             drop_last: false,
             ema: None,
-            plateau: None,
-            patience: None,
-            best_file: None,
             initial,
             checkpoint: None,
             requests: Requests::default(),
             time_limit: None,
-            ..self.clone()
+            ..self.clone().without_judgement()
         };
         run.check()?;
         let supply = |resident| Supply::for_device(test.clone(), worker.device(), resident);
@@ -383,6 +380,11 @@ impl Trainer {
         let mut state = State::start(Sgd::new(0.0))?;
         let (_, evaluation, _) = run.run(worker, model, parameters, &mut state, &data, &mut Quiet)?;
         Ok(evaluation.expect("there are test samples"))
+    }
+
+    /// The same, in which nothing goes by how test samples do.
+    pub(crate) fn without_judgement(self) -> Trainer {
+        Trainer { plateau: None, patience: None, best_file: None, ..self }
     }
 
     /// Makes the steps that are left: why it has left some, the last evaluation, and whether it has left some for want of anything better.

@@ -85,7 +85,8 @@ fn submission(args: &SubmitArgs) -> Result<Submission> {
     {
         // Who asks for GPUs wants to compute on them.
         typed.push("--device=cuda".to_owned());
-        training(typed)?;
+        training(typed)
+            .map_err(|error| WrongUsage(format!("--gpus-per-node {}: {error}", args.gpus_per_node)))?;
     }
     let nodes = match &args.elastic {
         None => (args.nodes, args.nodes),

@@ -272,6 +272,11 @@ fn a_dry_run_prints_the_script_and_needs_no_slurm() {
             "train mnist --epochs 3 --device=cuda --resume",
         ],
     );
+    check(
+        &dry(&["--gpus-per-node", "2", "mnist", "--set", "parallel.strategy=place"]),
+        2,
+        &["--gpus-per-node 2: --device cuda: the strategy place", "hint: take --strategy"],
+    );
     check(&dry(&["--elastic", "1:4", "sleep", "9"]), 0, &["--nodes=1-4", "run --nnodes=1:4", "    sleep 9"]);
     check(&dry(&["--json", "mnist"]), 0, &["{\"script\":\"#!/bin/bash\\n"]);
     check(&dry(&["no-such-thing"]), 2, &["neither a recipe nor a program", "mnist-mini"]);

@@ -3,7 +3,7 @@
 
 use super::standstill::Beats;
 use phalanx_coord::{Coordinator, Patience, RollCall};
-use phalanx_job::{AgentLink, Error, FromAgent, Node, Return, Standing, Terms, ToAgent, clock_ms};
+use phalanx_job::{AgentLink, Error, FromAgent, Node, Return, Standing, Terms, ToAgent};
 use phalanx_wire::{Deadline, Pass};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -217,7 +217,7 @@ impl Search {
         let broken = |error: std::io::Error| Error::Broken { address, reason: error.to_string() };
         let until = Instant::now() + self.patience.silence + COMING;
         let call = RollCall::new(self.standing.clone(), back.number, ended, until);
-        coordinator.succeed(call, self.terms.clone(), self.patience, clock_ms()).map_err(broken)?;
+        coordinator.succeed(call, self.terms.clone(), self.patience).map_err(broken)?;
         let is_over = AtomicBool::new(false);
         let led = std::thread::scope(|scope| {
             let look = || {
