@@ -30,12 +30,12 @@ pub fn rendezvous(
 ) -> Result<Meeting, Error> {
     let pass = env.pass()?;
     let mut host = None;
-    let place: SocketAddr = match (env.coordinator, &env.master) {
-        (Some(address), _) => address,
+    let places = match (env.coordinator, &env.master) {
+        (Some(address), _) => vec![address],
         (None, Some((name, port))) => {
             let unreachable =
                 |reason: String| Error::Unreachable { address: format!("{name}:{port}"), reason };
-            let address = match (name.as_str(), *port).to_socket_addrs() {
+            let found: Vec<SocketAddr> = match (name.as_str(), *port).to_socket_addrs() {
                 Ok(found) => {
                     let spans_nodes = env.world_size > env.local_world_size;
                     let own = || if spans_nodes { address_to_others() } else { None };
@@ -46,18 +46,30 @@ pub fn rendezvous(
                     .ok_or(error)
                     .and_then(|known| (known.as_str(), *port).to_socket_addrs())
                     .map_err(|error| unreachable(error.to_string()))?
-                    .next(),
+                    .collect(),
             };
-            let address = address.ok_or_else(|| unreachable("the name has no address".into()))?;
+            if found.is_empty() {
+                return Err(unreachable("the name has no address".into()));
+            }
             if env.rank.0 == 0 {
-                let hosted = Coordinator::serve(address, &pass, env.generation, env.world_size, |_, _| {});
-                host = Some(hosted.map_err(|e| {
+                let serve =
+                    |address| Coordinator::serve(address, &pass, env.generation, env.world_size, |_, _| {});
+                // The others find the first one that this machine has.
+                let hosted = found
+                    .iter()
+                    .skip(1)
+                    .fold(serve(found[0]), |hosted, &next| hosted.or_else(|_| serve(next)));
+                let hosted = hosted.map_err(|e| {
                     unreachable(format!(
                         "rank 0 can't listen there: {e}\nhint: choose another MASTER_PORT, the same for all ranks, or start them with `phalanx run`, which finds a free one"
                     ))
-                })?);
+                })?;
+                let own = hosted.address();
+                host = Some(hosted);
+                vec![own]
+            } else {
+                found
             }
-            address
         }
         (None, None) => {
             let want = "must be set with MASTER_PORT where there is no PHALANX_COORDINATOR".into();
@@ -66,7 +78,7 @@ pub fn rendezvous(
     };
     let moves = env.whereabouts.clone();
     let begun = Instant::now();
-    let connected = Link::connect_following(place, &pass, env.rank, env.generation, moves, deadline);
+    let connected = Link::connect_following(&places, &pass, env.rank, env.generation, moves, deadline);
     let mut link = connected.map_err(|error| match error {
         // An agent starts its workers once it listens itself.
         Error::Unreachable { address, reason } if env.coordinator.is_none() => {
@@ -81,21 +93,23 @@ pub fn rendezvous(
     Ok(Meeting { rank, roster, secret: pass.secret().clone(), link, host })
 }
 
-/// The first of a name's addresses that is good for other machines, which this one's own name often isn't here: Debian's `/etc/hosts`
-/// has it as 127.0.1.1. Then `own` is asked for the address that this machine has for others, which all of its ranks find alike.
+/// Those of a name's addresses that are good for other machines, which this one's own name often isn't here: Debian's `/etc/hosts`
+/// has it as 127.0.1.1. Where none is, `own` is asked for the address that this machine has for others, which all of its ranks find
+/// alike.
 fn seen_by_others(
     name: &str,
     found: impl Iterator<Item = SocketAddr>,
     own: impl FnOnce() -> Option<IpAddr>,
-) -> Option<SocketAddr> {
+) -> Vec<SocketAddr> {
     let found: Vec<SocketAddr> = found.collect();
-    let first = *found.first()?;
+    let Some(port) = found.first().map(SocketAddr::port) else { return found };
     let is_meant = name == "localhost" || name.parse::<IpAddr>().is_ok();
-    if is_meant || !first.ip().is_loopback() {
-        return Some(first);
+    let good: Vec<SocketAddr> =
+        found.iter().filter(|address| is_meant || !address.ip().is_loopback()).copied().collect();
+    match good.is_empty() {
+        false => good,
+        true => own().map_or(found, |ip| vec![SocketAddr::new(ip, port)]),
     }
-    let other = found.into_iter().find(|address| !address.ip().is_loopback());
-    Some(other.or_else(|| own().map(|ip| SocketAddr::new(ip, first.port()))).unwrap_or(first))
 }
 
 /// The address that this machine sends from to others; none where it is connected to nobody. Nothing is sent to find out.
@@ -113,17 +127,19 @@ mod tests {
 
     #[test]
     fn a_name_that_is_only_good_here_gets_the_address_that_others_see() {
-        let check = |name: &str, found: &[&str], own: Option<&str>, want: Option<&str>| {
+        let check = |name: &str, found: &[&str], own: Option<&str>, want: &[&str]| {
             let found = found.iter().map(|ip| SocketAddr::new(ip.parse().unwrap(), 29500));
             let got = seen_by_others(name, found, || own.map(|ip| ip.parse().unwrap()));
-            assert_eq!(got.map(|got| got.to_string()).as_deref(), want, "{name}");
+            let got: Vec<String> = got.iter().map(|got| got.ip().to_string()).collect();
+            assert_eq!(got, want, "{name}");
         };
-        check("n1", &["10.0.0.7"], None, Some("10.0.0.7:29500"));
-        check("n1", &["127.0.1.1"], Some("10.0.0.7"), Some("10.0.0.7:29500"));
-        check("n1", &["127.0.1.1", "10.0.0.8"], Some("10.0.0.7"), Some("10.0.0.8:29500"));
-        check("n1", &["127.0.1.1"], None, Some("127.0.1.1:29500"));
-        check("localhost", &["127.0.0.1"], Some("10.0.0.7"), Some("127.0.0.1:29500"));
-        check("127.0.0.1", &["127.0.0.1"], Some("10.0.0.7"), Some("127.0.0.1:29500"));
-        check("n1", &[], Some("10.0.0.7"), None);
+        check("n1", &["10.0.0.7"], None, &["10.0.0.7"]);
+        check("n1", &["127.0.1.1"], Some("10.0.0.7"), &["10.0.0.7"]);
+        check("n1", &["127.0.1.1", "10.0.0.8"], Some("10.0.0.7"), &["10.0.0.8"]);
+        check("n1", &["fe80::7", "10.0.0.8"], Some("10.0.0.7"), &["fe80::7", "10.0.0.8"]);
+        check("n1", &["127.0.1.1"], None, &["127.0.1.1"]);
+        check("localhost", &["::1", "127.0.0.1"], Some("10.0.0.7"), &["::1", "127.0.0.1"]);
+        check("127.0.0.1", &["127.0.0.1"], Some("10.0.0.7"), &["127.0.0.1"]);
+        check("n1", &[], Some("10.0.0.7"), &[]);
     }
 }

@@ -61,6 +61,17 @@ fn all_ranks_get_the_roster_and_a_failure_is_told() {
 }
 
 #[test]
+fn a_machine_with_several_addresses_is_found_at_the_one_that_answers() {
+    let (secret, coordinator, _notices) = serve(0, 1);
+    let nobody = TcpListener::bind(local()).unwrap().local_addr().unwrap();
+    // Nothing is ever sent there, and nothing comes from there.
+    let nowhere = "[100::7]:9".parse().unwrap();
+    let places = [nobody, nowhere, coordinator.address()];
+    let link = Link::connect_following(&places, &secret, Rank(0), Generation(0), None, soon());
+    assert_eq!(link.unwrap().join("here".into(), soon()).unwrap().0, Rank(0));
+}
+
+#[test]
 fn members_that_go_on_in_place_leave_together_and_let_others_in() {
     let (secret, coordinator, notices) = serve(0, 3);
     let connect =

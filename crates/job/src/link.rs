@@ -76,32 +76,37 @@ impl Link {
         generation: Generation,
         deadline: Deadline,
     ) -> Result<Link, Error> {
-        Link::connect_following(place, pass, rank, generation, None, deadline)
+        let unreachable = |reason: String| Error::Unreachable { address: place.to_string(), reason };
+        let places: Vec<SocketAddr> =
+            place.to_socket_addrs().map_err(|e| unreachable(e.to_string()))?.collect();
+        if places.is_empty() {
+            return Err(unreachable("the name has no address".into()));
+        }
+        Link::connect_following(&places, pass, rank, generation, None, deadline)
     }
 
-    /// The same, going with the coordinator where another takes its place, which is told there.
+    /// The same at whichever of these addresses, at least one, of the same machine, going with the coordinator where another takes its
+    /// place, which is told there.
     pub fn connect_following(
-        place: impl ToSocketAddrs + std::fmt::Display,
+        places: &[SocketAddr],
         pass: impl Into<Pass>,
         rank: Rank,
         generation: Generation,
         whereabouts: Option<Whereabouts>,
         deadline: Deadline,
     ) -> Result<Link, Error> {
-        let unreachable = |reason: String| Error::Unreachable { address: place.to_string(), reason };
-        let addresses: Vec<SocketAddr> =
-            place.to_socket_addrs().map_err(|e| unreachable(e.to_string()))?.collect();
-        let address = *addresses.first().ok_or_else(|| unreachable("the name has no address".into()))?;
         let (pass, hello) = (pass.into(), Hello { purpose: PURPOSE.into(), rank, generation });
+        let mut turns = places.iter().copied().cycle();
         loop {
             let now = whereabouts.as_ref().and_then(|whereabouts| whereabouts.read().ok());
-            let address = now.unwrap_or(address);
-            // One that may move isn't waited for where it doesn't answer.
-            let limit = if whereabouts.is_some() { ANSWER_LIMIT } else { Duration::MAX };
+            let address = now.or_else(|| turns.next()).expect("a place to connect to");
+            // One that may move, or be reached elsewhere, isn't waited for where it doesn't answer.
+            let has_others = whereabouts.is_some() || places.len() > 1;
+            let limit = if has_others { ANSWER_LIMIT } else { Duration::MAX };
             let soon = Deadline::after(deadline.remaining().min(limit));
             let error = match dial(address, &pass, &hello, &soon) {
                 Ok(stream) => return Ok(Link { whereabouts, ..Link::new(stream, address, pass, hello) }),
-                Err(Attempt::Vain(error @ Error::Unreachable { .. })) if whereabouts.is_some() => error,
+                Err(Attempt::Vain(error @ Error::Unreachable { .. })) if has_others => error,
                 Err(Attempt::Vain(error)) => return Err(error),
                 Err(Attempt::Early(error)) => error,
             };
@@ -421,8 +426,8 @@ fn prove(
         Err(HandshakeError::Io(error)) if error.kind() == ErrorKind::TimedOut && !deadline.expired() => {
             Err(Attempt::Vain(Error::NotOurs { address }))
         }
-        // A coordinator that is beset by strangers may close a connection before it was proven.
-        Err(HandshakeError::Io(error)) if is_hang_up(error.kind()) => {
+        // A coordinator that is beset by strangers may close a connection before it was proven, and one that is stopped says nothing.
+        Err(HandshakeError::Io(error)) if is_hang_up(error.kind()) || error.kind() == ErrorKind::TimedOut => {
             Err(Attempt::Early(Error::Broken { address, reason: error.to_string() }))
         }
         Err(source) => Err(Attempt::Vain(Error::Handshake { address, source })),

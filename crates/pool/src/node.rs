@@ -7,7 +7,9 @@ use crate::client::Line;
 use crate::error::Error;
 use crate::job::{AgentId, Ending};
 use crate::message::{BEAT, Ended, FromNode, Here, NODE_PURPOSE, Running, SILENCE, Start, ToNode};
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 use phalanx_wire::Secret;
 use std::collections::BTreeMap;
@@ -15,6 +17,7 @@ use std::io;
 use std::net::{Shutdown, SocketAddr, TcpListener};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -31,8 +34,9 @@ const NEWS: usize = 1024;
 const FAREWELL: Duration = Duration::from_secs(5);
 
 /// Makes the command of an agent whose run meets at this endpoint. An error of the kind `InvalidInput` is one of the job, any other
-/// one of the node. The thread that starts it is the one that called [`run_node`].
-pub type AgentCommand = Box<dyn Fn(&Start, &str) -> io::Result<Command>>;
+/// one of the node. It is called on a thread of the agent's own, which starts it and lasts as long: a folder that doesn't answer keeps
+/// nobody else.
+pub type AgentCommand = Arc<dyn Fn(&Start, &str) -> io::Result<Command> + Send + Sync>;
 
 /// What a node is.
 pub struct NodeConfig {
@@ -69,18 +73,31 @@ enum News {
     Connected(Line),
     Heard(ToNode),
     Lost(Error),
-    Ended(AgentId, io::Result<ExitStatus>),
+    Begun(AgentId, io::Result<Pid>),
+    /// One that has ended, and still has its process number.
+    Ended(AgentId, Child),
     Leave,
 }
 
-/// An agent that runs.
+/// An agent that runs, or is being started.
 struct Agent {
-    pid: Pid,
+    /// The job's.
+    name: String,
+    /// None until it has begun.
+    pid: Option<Pid>,
     slots: Vec<u32>,
     endpoint: String,
     ending: Ending,
-    /// Since it was asked to stop: what it is sent next, and when.
+    /// How it is to end, once it has begun.
+    asked: Option<Ending>,
+    /// Since it was told to stop: what it is sent next, and when.
     stops: Option<(Signal, Instant)>,
+}
+
+impl Agent {
+    fn is_to_stop(&self) -> bool {
+        self.asked.is_some() || self.stops.is_some()
+    }
 }
 
 struct Node {
@@ -123,7 +140,8 @@ impl Node {
                 Ok(News::Connected(line)) => self.meet(line)?,
                 Ok(News::Heard(message)) => self.heed(message),
                 Ok(News::Lost(error)) => self.miss(error)?,
-                Ok(News::Ended(id, status)) => self.bury(id, status),
+                Ok(News::Begun(id, begun)) => self.begun(id, begun),
+                Ok(News::Ended(id, mut child)) => self.bury(id, child.wait()),
                 Ok(News::Leave) => self.leave(),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => unreachable!("this holds the other end itself"),
@@ -133,7 +151,11 @@ impl Node {
                 self.insist();
                 beat_at = Instant::now() + BEAT;
             }
-            if let (Some(since), true) = (self.leaves, self.agents.is_empty()) {
+            // What hasn't begun by then won't once this has ended.
+            let is_left = |since: Instant| {
+                self.agents.values().all(|agent| agent.pid.is_none() && since.elapsed() > FAREWELL)
+            };
+            if let Some(since) = self.leaves.filter(|since| is_left(*since)) {
                 let is_known = self.line.is_some() && self.ended.is_empty() || since.elapsed() > FAREWELL;
                 if let Some(reason) = self.refused {
                     return Err(Error::Refused { reason });
@@ -166,7 +188,7 @@ impl Node {
             id: *id,
             slots: agent.slots.clone(),
             endpoint: agent.endpoint.clone(),
-            stops: agent.stops.is_some(),
+            stops: agent.is_to_stop(),
         });
         let here = Here {
             name: self.config.name.clone(),
@@ -225,32 +247,59 @@ impl Node {
             // It crossed what this has just said.
             return self.tell_end(Ended { id, code: None, words: None, stops: true });
         }
-        let begun = self.begin(id, &start);
-        match begun {
-            Ok(endpoint) => {
-                (self.config.say)(&format!("{id} ({}) has begun", start.spec.name));
-                self.say(&FromNode::Began { id, endpoint });
-            }
-            Err(error) => {
-                self.agents.remove(&id);
-                (self.config.say)(&format!("{id} ({}) can't be started: {error}", start.spec.name));
-                let words = Some(format!("node {}: {error}", self.config.name));
-                // A folder that isn't there is the job's affair.
-                let code = (error.kind() == io::ErrorKind::InvalidInput).then_some(1);
-                self.tell_end(Ended { id, code, words, stops: false });
-            }
+        if let Err(error) = self.begin(start) {
+            self.begun(id, Err(error));
         }
     }
 
-    /// Starts an agent; gives where others meet it.
-    fn begin(&mut self, id: AgentId, start: &Start) -> io::Result<String> {
-        let endpoint = start.endpoint.clone().map_or_else(|| self.free_endpoint(), Ok)?;
-        let child = (self.config.command)(start, &endpoint)?.spawn()?;
-        let pid = Pid::from_raw(child.id() as i32);
-        let (slots, ending) = (start.slots.clone(), start.spec.ending);
-        self.agents.insert(id, Agent { pid, slots, endpoint: endpoint.clone(), ending, stops: None });
-        self.watch(id, child)?;
-        Ok(endpoint)
+    /// Has an agent started, which [`Node::begun`] hears of.
+    fn begin(&mut self, start: Start) -> io::Result<()> {
+        let (id, ending) = (start.id, start.spec.ending);
+        let endpoint = start.endpoint.clone().map_or_else(|| self.free_endpoint(), Ok);
+        let (name, slots) = (start.spec.name.clone(), start.slots.clone());
+        let known = endpoint.as_ref().cloned().unwrap_or_default();
+        let agent = Agent { name, pid: None, slots, endpoint: known, ending, asked: None, stops: None };
+        self.agents.insert(id, agent);
+        let (endpoint, command, news) = (endpoint?, Arc::clone(&self.config.command), self.news.clone());
+        let thread = thread::Builder::new().name("phalanx-pool-agent".into());
+        let started = thread.spawn(move || {
+            let spawned = command(&start, &endpoint).and_then(|mut command| command.spawn());
+            let pid = spawned.as_ref().map(|child| Pid::from_raw(child.id() as i32));
+            // The node may have ended first.
+            let Ok(()) = news
+                .send(News::Begun(id, pid.map_err(|error| io::Error::new(error.kind(), error.to_string()))))
+            else {
+                return;
+            };
+            if let Ok(child) = spawned {
+                wait_out(&child);
+                let _ = news.send(News::Ended(id, child));
+            }
+        });
+        started.map(drop)
+    }
+
+    /// An agent has begun, or can't.
+    fn begun(&mut self, id: AgentId, begun: io::Result<Pid>) {
+        let Some(agent) = self.agents.get_mut(&id) else { return };
+        match begun {
+            Ok(pid) => {
+                agent.pid = Some(pid);
+                let (endpoint, asked) = (agent.endpoint.clone(), agent.asked.take());
+                (self.config.say)(&format!("{id} ({}) has begun", agent.name));
+                self.say(&FromNode::Began { id, endpoint });
+                asked.into_iter().for_each(|ending| self.stop(id, ending));
+            }
+            Err(error) => {
+                let (name, stops) = (agent.name.clone(), agent.is_to_stop());
+                self.agents.remove(&id);
+                (self.config.say)(&format!("{id} ({name}) can't be started: {error}"));
+                let words = Some(format!("node {}: {error}", self.config.name));
+                // A folder that isn't there is the job's affair.
+                let code = (error.kind() == io::ErrorKind::InvalidInput).then_some(1);
+                self.tell_end(Ended { id, code, words, stops });
+            }
+        }
     }
 
     /// A port of this node that is free now; who takes it in the meantime has the agent say so.
@@ -260,31 +309,20 @@ impl Node {
         Ok(if address.contains(':') { format!("[{address}]:{port}") } else { format!("{address}:{port}") })
     }
 
-    fn watch(&self, id: AgentId, mut child: Child) -> io::Result<()> {
-        let news = self.news.clone();
-        let thread = thread::Builder::new().name("phalanx-pool-end".into());
-        let pid = Pid::from_raw(child.id() as i32);
-        let watching = thread.spawn(move || {
-            let status = child.wait();
-            // The node may have ended first.
-            let _ = news.send(News::Ended(id, status));
-        });
-        // One that nobody would hear of is none.
-        watching.map(drop).inspect_err(|_| {
-            let _ = kill(pid, Signal::SIGKILL);
-        })
-    }
-
     fn stop(&mut self, id: AgentId, ending: Ending) {
         let Some(agent) = self.agents.get_mut(&id) else { return };
+        let Some(pid) = agent.pid else {
+            agent.asked = Some(ending);
+            return;
+        };
         let now = Instant::now();
         let (first, next) = match ending {
             Ending::Drain if agent.stops.is_some() => return,
             Ending::Drain => (Signal::SIGUSR1, (Signal::SIGTERM, now + DRAIN_LIMIT)),
             Ending::Terminate => (Signal::SIGTERM, (Signal::SIGKILL, now + TERM_LIMIT)),
         };
-        // It can have ended without its thread having said so yet.
-        let _ = kill(agent.pid, first);
+        // Even one that has ended has its number until that is heard.
+        let _ = kill(pid, first);
         agent.stops = Some(next);
     }
 
@@ -292,11 +330,11 @@ impl Node {
     fn insist(&mut self) {
         let now = Instant::now();
         for (id, agent) in &mut self.agents {
-            if let Some((signal, at)) = agent.stops
+            if let (Some(pid), Some((signal, at))) = (agent.pid, agent.stops)
                 && now >= at
             {
                 (self.config.say)(&format!("{id} hasn't stopped yet, and gets {signal}"));
-                let _ = kill(agent.pid, signal);
+                let _ = kill(pid, signal);
                 agent.stops = Some((Signal::SIGKILL, now + TERM_LIMIT));
             }
         }
@@ -329,6 +367,12 @@ impl Node {
             self.stop(id, if is_again { Ending::Terminate } else { ending });
         }
     }
+}
+
+/// Waits until a process has ended, which keeps its number.
+fn wait_out(child: &Child) {
+    let (pid, keeping) = (Pid::from_raw(child.id() as i32), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
+    while waitid(Id::Pid(pid), keeping) == Err(Errno::EINTR) {}
 }
 
 /// Looks for the pool, and hears what it says.

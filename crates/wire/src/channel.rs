@@ -14,7 +14,7 @@ use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The connection.
 #[derive(Clone)]
@@ -162,14 +162,17 @@ impl Channel {
         limit: Option<Duration>,
         mut act: impl FnMut(&mut Session) -> Result<R>,
     ) -> Result<R> {
+        // Of what is written something was taken; bytes of a record that isn't whole bring a reader nothing.
+        let (since, counts_all) = (Instant::now(), events == PollFlags::POLLIN);
         loop {
             match act(&mut lock(session)) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 done => return done,
             }
-            let ms =
-                limit.map(|limit| PollTimeout::try_from(limit.as_millis() + 1).unwrap_or(PollTimeout::MAX));
+            let left =
+                limit.map(|limit| if counts_all { limit.saturating_sub(since.elapsed()) } else { limit });
+            let ms = left.map(|left| PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX));
             match poll(&mut [PollFd::new(self.0.stream.as_fd(), events)], ms.unwrap_or(PollTimeout::NONE)) {
                 Ok(0) => return Err(ErrorKind::TimedOut.into()),
                 Ok(_) | Err(nix::errno::Errno::EINTR) => {}

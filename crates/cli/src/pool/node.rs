@@ -17,6 +17,8 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::thread;
 
 pub(crate) fn node(args: &NodeArgs) -> Result<u8> {
@@ -33,23 +35,30 @@ pub(crate) fn node(args: &NodeArgs) -> Result<u8> {
         threads: (phalanx::cores() / slots).max(1),
         devices,
     };
+    let (lines, said) = channel();
     let config = NodeConfig {
         pool: address(&args.to.pool, "--pool")?,
         secret: secret(args.to.secret_file.as_deref())?,
         name,
         slots: slots as u32,
         address: args.local_addr.clone(),
-        command: Box::new(move |start, endpoint| machine.agent(start, endpoint)),
-        say: Box::new(|line| say(harmless(line))),
+        command: Arc::new(move |start, endpoint| machine.agent(start, endpoint)),
+        say: Box::new(move |line| drop(lines.send(line.to_owned()))),
     };
+    // A terminal that is stopped keeps nobody but this.
+    let speaking = thread::Builder::new().name("phalanx-say".into());
+    let speaking = speaking.spawn(move || said.iter().for_each(|line| say(harmless(&line))))?;
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
-    run_node(config, |leaver| {
+    let left = run_node(config, |leaver| {
         let waiting = thread::Builder::new().name("phalanx-signals".into());
         let spawned = waiting.spawn(move || signals.forever().for_each(|_| leaver.leave()));
         if let Err(error) = spawned {
             say(format_args!("no thread for signals, which end this at once: {error}"));
         }
-    })?;
+    });
+    // It has all been said once nobody can say more.
+    let _ = speaking.join();
+    left?;
     say("the node has left");
     Ok(0)
 }

@@ -15,8 +15,8 @@ use std::time::Duration;
 pub const MAX_AGENT_FRAME: usize = 1 << 26;
 /// How often each end gives a sign of life.
 pub const AGENT_BEAT: Duration = Duration::from_millis(200);
-/// How long a proof may take.
-const PROOF_LIMIT: Duration = Duration::from_secs(5);
+/// How long a proof may take: one that is stopped, or has too much to do, has its machine take connections meanwhile.
+const PROOF_LIMIT: Duration = Duration::from_secs(30);
 /// How long a message may take to be handed to the system.
 const SAY_LIMIT: Duration = Duration::from_secs(1);
 

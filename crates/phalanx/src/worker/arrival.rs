@@ -90,7 +90,7 @@ fn tell(env: Option<&WorkerEnv>, why: String, cause: Cause) {
     let Some((env, coordinator)) = env.and_then(|env| Some((env, env.coordinator?))) else { return };
     let Ok(pass) = env.pass() else { return };
     let (moves, soon) = (env.whereabouts.clone(), Deadline::after(PATIENCE));
-    let link = Link::connect_following(coordinator, pass, env.rank, env.generation, moves, soon);
+    let link = Link::connect_following(&[coordinator], pass, env.rank, env.generation, moves, soon);
     // Where nobody listens, the exit code has to say it.
     let _ = link.and_then(|mut link| link.fail(why, cause));
 }
