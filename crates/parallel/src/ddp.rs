@@ -715,8 +715,14 @@ impl Strategy for Ddp {
         Ok(all)
     }
 
-    fn go_on(&mut self, kept: Kept) {
-        self.hook.go_on(kept);
+    fn go_on(&mut self, mut kept: Vec<Kept>) -> Result<(), Error> {
+        let (then, now) = (kept.len(), self.group.world_size());
+        let own = match then == now {
+            true => Some(kept.swap_remove(self.group.rank().index())),
+            false => self.hook.share_out(kept, now),
+        };
+        self.hook.go_on(own.ok_or(Error::OtherWorldSize { then, now })?);
+        Ok(())
     }
 
     fn sum(&mut self, numbers: &mut [f64]) -> Result<(), Error> {

@@ -54,6 +54,16 @@ pub enum Error {
         /// How many there must be.
         needed: usize,
     },
+    /// What ranks kept for themselves can't be shared out among another number of them.
+    #[error(
+        "each of {then} workers kept something of how its gradients travel, which {now} can't go on with\nhint: go on with {then}, or start anew from the weights with --init"
+    )]
+    OtherWorldSize {
+        /// How many there were.
+        then: usize,
+        /// How many there are.
+        now: usize,
+    },
     /// More ranks than there are shards, or no shards at all.
     #[error(
         "too few logical shards: {shards} for {world_size} {}, and each needs one\nhint: take {world_size} or more",

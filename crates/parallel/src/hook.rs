@@ -56,7 +56,14 @@ pub trait Hook: Send {
         Kept::new()
     }
 
-    /// Goes on with what [`Hook::kept`] gave on this rank. Called before the first step; what doesn't fit the gradients is an
+    /// What each of so many ranks goes on with, where another number of them kept all this, in their order. None, as is the default, where
+    /// a run goes on with as many ranks as it had alone.
+    fn share_out(&self, all: Vec<Kept>, ranks: usize) -> Option<Kept> {
+        drop((all, ranks));
+        None
+    }
+
+    /// Goes on with what [`Hook::kept`] gave on this rank, or [`Hook::share_out`]. Called before the first step; what doesn't fit the gradients is an
     /// error of that step.
     fn go_on(&mut self, kept: Kept) {
         drop(kept);

@@ -194,9 +194,11 @@ pub trait Strategy: Send {
         Ok(Vec::new())
     }
 
-    /// Goes on with what [`Strategy::kept`] gave of this rank, where there were as many. Called before the first step.
-    fn go_on(&mut self, kept: Kept) {
+    /// Goes on with what [`Strategy::kept`] gave, of all ranks that there were, which may have been another number. Called before the
+    /// first step, on all ranks with the same.
+    fn go_on(&mut self, kept: Vec<Kept>) -> Result<(), Error> {
         drop(kept);
+        Ok(())
     }
 
     /// Whether any rank says so. All ranks must ask.

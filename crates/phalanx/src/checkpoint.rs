@@ -251,7 +251,7 @@ impl Checkpoints {
         }
         if let Some(resumed) = resumed {
             *state = resumed.state;
-            resumed.kept.into_iter().for_each(|kept| strategy.go_on(kept));
+            resumed.kept.map_or(Ok(()), |kept| strategy.go_on(kept))?;
         }
         if let Some(writer) = &mut writer {
             writer.last.0 = state.progress.step;

@@ -6,7 +6,8 @@
 //! (error feedback), and the next step begins with this step's Q (warm start). r (n + m) numbers travel instead of n m.
 //!
 //! What is kept, a run that goes on from a checkpoint needs for the same bits. What a rank lacked is its own, so each goes on
-//! with its own errors; PyTorch's recipe of saving rank 0's hook would give its errors to all.
+//! with its own errors; PyTorch's recipe of saving rank 0's hook would give its errors to all. Another number of ranks shares the
+//! sum of the errors out: they are part of shares whose sum is the gradient of the whole step, whatever the number of ranks.
 
 use super::{AllReduce, Bucket, Hook, Kept, Part, Pending};
 use crate::error::Error;
@@ -170,11 +171,26 @@ impl Hook for PowerSgd {
         kept
     }
 
+    fn share_out(&self, all: Vec<Kept>, ranks: usize) -> Option<Kept> {
+        let mut shared = all.first()?.clone();
+        for (name, error) in shared.iter_mut().filter(|(name, _)| name.ends_with(ERROR)) {
+            for (at, x) in error.iter_mut().enumerate() {
+                let of =
+                    |kept: &Kept| kept.get(name).and_then(|error| error.get(at)).copied().unwrap_or_default();
+                *x = (all.iter().map(|kept| f64::from(of(kept))).sum::<f64>() / ranks as f64) as f32;
+            }
+        }
+        Some(shared)
+    }
+
     fn go_on(&mut self, mut kept: Kept) {
         let states = (0..).map_while(|bucket| Some((bucket, State::take_from(&mut kept, bucket)?)));
         self.states = states.map(|(bucket, state)| (bucket, Arc::new(Mutex::new(state)))).collect();
     }
 }
+
+/// What the name of what a rank's share of a matrix lacked ends with.
+const ERROR: &str = ".error";
 
 /// The digits of a number of steps that a float32 holds whatever they are.
 const STEPS: u64 = 1 << 24;
@@ -202,7 +218,7 @@ impl State {
         );
         for (i, matrix) in self.matrices.iter().enumerate() {
             kept.insert(format!("{bucket}.{i}.q"), matrix.q.clone());
-            kept.insert(format!("{bucket}.{i}.error"), matrix.error.clone());
+            kept.insert(format!("{bucket}.{i}{ERROR}"), matrix.error.clone());
         }
     }
 
@@ -212,7 +228,7 @@ impl State {
         let steps = steps.iter().fold(0, |steps, &digit| steps * STEPS + digit as u64);
         let matrix = |i: usize| {
             let q = kept.remove(&format!("{bucket}.{i}.q"))?;
-            Some(Matrix { q, error: kept.remove(&format!("{bucket}.{i}.error")).unwrap_or_default() })
+            Some(Matrix { q, error: kept.remove(&format!("{bucket}.{i}{ERROR}")).unwrap_or_default() })
         };
         Some(State { steps, matrices: (0..).map_while(matrix).collect() })
     }

@@ -74,7 +74,7 @@ pub struct RunFacts {
     pub samples_per_epoch: u64,
     /// Samples of a step, of all ranks and passes.
     pub global_batch: u64,
-    /// How many ranks there were; another number is fine unless gradients are compressed.
+    /// How many ranks there were; another number is fine.
     pub world_size: u64,
     /// Into how many logical shards a step was cut; 0 where ranks shared it. Since format 3.
     #[serde(default, skip_serializing_if = "is_zero")]

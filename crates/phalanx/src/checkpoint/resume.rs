@@ -25,8 +25,8 @@ use std::time::Duration;
 /// A state that was read, the same on all ranks but for what each keeps.
 pub(super) struct Resumed {
     pub(super) state: State,
-    /// What this rank's compression of gradients kept, if there was any.
-    pub(super) kept: Option<Kept>,
+    /// What the compression of gradients kept of each rank that there was, if any.
+    pub(super) kept: Option<Vec<Kept>>,
     /// The checkpoint.
     pub(super) folder: PathBuf,
     /// The recipe of the run that made it.
@@ -37,7 +37,8 @@ pub(super) struct Resumed {
 
 /// Brings `parameters` to the newest checkpoint in `root` that is whole and wanted by rank 0, and gives the state that goes with them;
 /// none if there is no such checkpoint. Of values, and of the optimizer's state, this rank takes what `strategy` keeps; of what
-/// compressed gradients lacked, its own part, if the run still `compresses` them so. All ranks have to ask. No more than one array of the files is held at a time, beside what becomes of them.
+/// compressed gradients lacked, all parts, if the run still `compresses` them so. All ranks have to ask. No more than one array of the
+/// files is held at a time, beside what becomes of them.
 #[allow(clippy::too_many_arguments)]
 pub(super) fn resume(
     root: &Path,
@@ -113,9 +114,7 @@ pub(super) fn resume(
         }
     }
     let optimizer = optimizer.finish().map_err(other_optimizer)?;
-    let kept = kept.filter(|_| compresses);
-    let kept = kept.map(|kept| own_part(&folder, &kept, group.rank(), &manifest.run, &run));
-    let kept = kept.transpose()?;
+    let kept = kept.filter(|_| compresses).map(|kept| by_rank(&kept, manifest.run.world_size));
     let state = State { progress: manifest.position.into(), optimizer, average };
     Ok(Some(Resumed { state, kept, folder, recipe: manifest.origin.recipe, passed_over }))
 }
@@ -253,28 +252,12 @@ fn same_run(folder: &Path, then: &RunFacts, now: &RunFacts) -> Result<(), Checkp
     }
 }
 
-/// What a rank kept. Each rank's gradients lack something else, so ranks go on only as many as they were: to share what they
-/// lacked out anew would be another run.
-fn own_part(
-    folder: &Path,
-    kept: &Weights,
-    rank: Rank,
-    then: &RunFacts,
-    now: &RunFacts,
-) -> Result<Kept, CheckpointError> {
-    if then.world_size != now.world_size {
-        return Err(CheckpointError::OtherRun {
-            path: folder.to_owned(),
-            what: "compressed gradients, of which each worker keeps a part, by this many workers:",
-            then: then.world_size,
-            now: now.world_size,
-            hint: format!(
-                "go on with {} workers, or start anew from its weights with --init",
-                then.world_size
-            ),
-        });
-    }
-    let own = rank_name(rank.index(), "");
-    let array = |name: &str| Some((name.strip_prefix(&own)?.to_owned(), kept.get(name)?.1.to_vec()));
-    Ok(kept.names().filter_map(array).collect())
+/// What each of so many ranks kept, in their order.
+fn by_rank(kept: &Weights, ranks: u64) -> Vec<Kept> {
+    let of = |rank| {
+        let own = rank_name(rank, "");
+        let array = |name: &str| Some((name.strip_prefix(&own)?.to_owned(), kept.get(name)?.1.to_vec()));
+        kept.names().filter_map(array).collect()
+    };
+    (0..ranks as usize).map(of).collect()
 }
