@@ -198,8 +198,7 @@ struct Writer {
 
 impl Checkpoints {
     /// Takes `parameters` and `state` to where the run was, if it is to go on, and gets ready for checkpoints. Whether it is to, rank
-    /// 0 says, unless parts of what ranks had are lost: then it is, and fails if there is no checkpoint. `compresses` is whether ranks
-    /// keep something of compressed gradients.
+    /// 0 says, unless parts of what ranks had are lost: then it is, and fails if there is no checkpoint.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn begin(
         config: &CheckpointConfig,
@@ -209,7 +208,6 @@ impl Checkpoints {
         parameters: &Parameters,
         state: &mut State,
         strategy: &mut dyn Strategy,
-        compresses: bool,
         observer: &mut dyn Observer,
     ) -> Result<Checkpoints, Error> {
         let CheckpointConfig { dir, every, resume, parts, recipe, .. } = config.clone();
@@ -219,7 +217,7 @@ impl Checkpoints {
             Some(id) if config.own_only => Wanted::Of(id.clone()),
             _ => Wanted::Newest,
         };
-        let resumed = resume::resume(&dir, wanted, worker, run, parameters, rule, strategy, compresses)
+        let resumed = resume::resume(&dir, wanted, worker, run, parameters, rule, strategy)
             .map_err(|error| with_changes(error, recipe.as_deref()))?;
         if is_lost && resumed.is_none() {
             return Err(Error::PartLost);

@@ -37,9 +37,8 @@ pub(super) struct Resumed {
 
 /// Brings `parameters` to the newest checkpoint in `root` that is whole and wanted by rank 0, and gives the state that goes with them;
 /// none if there is no such checkpoint. Of values, and of the optimizer's state, this rank takes what `strategy` keeps; of what
-/// compressed gradients lacked, all parts, if the run still `compresses` them so. All ranks have to ask. No more than one array of the
-/// files is held at a time, beside what becomes of them.
-#[allow(clippy::too_many_arguments)]
+/// compressed gradients lacked, all parts, if it keeps such. All ranks have to ask. No more than one array of the files is held at a time,
+/// beside what becomes of them.
 pub(super) fn resume(
     root: &Path,
     wanted: Wanted,
@@ -48,7 +47,6 @@ pub(super) fn resume(
     parameters: &Parameters,
     rule: Rule,
     strategy: &mut dyn Strategy,
-    compresses: bool,
 ) -> Result<Option<Resumed>, Error> {
     let group = worker.group();
     let (mut own, mut passed_over) = (None, Vec::new());
@@ -110,11 +108,14 @@ pub(super) fn resume(
                     });
                 })?;
             }
-            Holds::Compression => file.read_all(&group, &folder, kept.get_or_insert_default())?,
+            Holds::Compression if strategy.keeps() => {
+                file.read_all(&group, &folder, kept.get_or_insert_default())?;
+            }
+            Holds::Compression => {}
         }
     }
     let optimizer = optimizer.finish().map_err(other_optimizer)?;
-    let kept = kept.filter(|_| compresses).map(|kept| by_rank(&kept, manifest.run.world_size));
+    let kept = kept.map(|kept| by_rank(&kept, manifest.run.world_size));
     let state = State { progress: manifest.position.into(), optimizer, average };
     Ok(Some(Resumed { state, kept, folder, recipe: manifest.origin.recipe, passed_over }))
 }

@@ -106,16 +106,7 @@ fn resumed(
     parameters: &Parameters,
     rule: Rule,
 ) -> Result<Option<resume::Resumed>, Error> {
-    resume::resume(
-        root,
-        Wanted::Newest,
-        &Worker::alone(1),
-        run,
-        parameters,
-        rule,
-        &mut SingleDevice::new(),
-        true,
-    )
+    resume::resume(root, Wanted::Newest, &Worker::alone(1), run, parameters, rule, &mut SingleDevice::new())
 }
 
 fn store(root: &Path) -> Store {

@@ -408,9 +408,8 @@ impl<'a> Course<'a> {
                     before.end_writing(self.observer);
                 }
                 let (strategy, observer) = (&mut *run.strategy, &mut *self.observer);
-                let compresses = trainer.ddp.compress.keeps();
                 let begun = Checkpoints::begin(
-                    config, is_lost, worker, facts, parameters, state, strategy, compresses, observer,
+                    config, is_lost, worker, facts, parameters, state, strategy, observer,
                 )?;
                 self.checkpoints = Some(begun);
                 (self.last, self.evaluated, self.epoch_start) = (None, None, None);

@@ -106,16 +106,8 @@ fn pass(net: &Net, (ranks, set, parts): Way, from: Option<&Path>, to: &Path) {
         let state = match from {
             None => made_up(&parameters, rule),
             Some(from) => {
-                let resumed = resume::resume(
-                    from,
-                    Wanted::Newest,
-                    &worker,
-                    RUN,
-                    &parameters,
-                    rule,
-                    &mut *strategy,
-                    true,
-                )?;
+                let resumed =
+                    resume::resume(from, Wanted::Newest, &worker, RUN, &parameters, rule, &mut *strategy)?;
                 resumed.expect("there is a checkpoint").state
             }
         };
@@ -130,7 +122,6 @@ fn pass(net: &Net, (ranks, set, parts): Way, from: Option<&Path>, to: &Path) {
             &parameters,
             &mut none,
             &mut *strategy,
-            true,
             &mut Quiet,
         )?;
         assert_eq!(checkpoints.in_parts(), parts, "{set:?}");
