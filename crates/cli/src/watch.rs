@@ -19,6 +19,7 @@ use serde_json::json;
 use serve::Server;
 use std::fs;
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -159,14 +160,23 @@ fn made_up() -> Result<String> {
 }
 
 fn read_token(file: &Path) -> Result<String> {
-    let text = fs::read_to_string(file).with_context(|| format!("--token-file {}", file.display()))?;
+    let name = format!("--token-file {}", file.display());
+    let text = fs::read_to_string(file).with_context(|| name.clone())?;
+    let mode = fs::metadata(file).with_context(|| name.clone())?.permissions().mode() & 0o777;
+    // Prometheus may read it by its group.
+    if mode & 0o007 != 0 {
+        let hint = format!("chmod o= {}", file.display());
+        let what = "everybody on this machine can read the token";
+        return Err(WrongUsage(format!("{name}: {what} (mode {mode:04o})\nhint: {hint}")).into());
+    }
     let token = text.trim();
     let is_good = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     if token.len() < SHORTEST_TOKEN || !token.chars().all(is_good) {
         let wanted =
             format!("must hold at least {SHORTEST_TOKEN} letters, digits, - and _, and nothing else");
-        let hint = format!("head -c 16 /dev/urandom | sha256sum | head -c 32 > {}", file.display());
-        return Err(WrongUsage(format!("--token-file {}: {wanted}\nhint: {hint}", file.display())).into());
+        let make = "head -c 16 /dev/urandom | sha256sum | head -c 32";
+        let hint = format!("(umask 077; {make} > {})", file.display());
+        return Err(WrongUsage(format!("{name}: {wanted}\nhint: {hint}")).into());
     }
     Ok(token.to_owned())
 }

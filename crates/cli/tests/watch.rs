@@ -6,6 +6,7 @@ use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -193,12 +194,17 @@ fn runs_are_told_once_on_the_terminal_and_mistakes_are_named() {
     }
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = port.local_addr().unwrap().to_string();
-    fs::write(folder.path().join("short"), "tooshort\n").unwrap();
+    for (name, token, mode) in [("short", "tooshort", 0o640), ("open", "long-enough-for-a-token", 0o644)] {
+        let file = folder.path().join(name);
+        fs::write(&file, token).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+    }
     for (args, code, part) in [
         (&["nowhere", "--once"][..], 2, "no such folder"),
         (&["--listen", "here"], 2, "--listen"),
         (&["--listen", &taken], 1, "127.0.0.1:0 takes any port"),
         (&["--token-file", "short"], 2, "at least 16"),
+        (&["--token-file", "open"], 2, "can read the token (mode 0644)\nhint: chmod o= open"),
         (&["--token-file", "missing"], 1, "--token-file missing"),
         (&["--tensorboard", "short/board"], 1, "--tensorboard short/board"),
     ] {
