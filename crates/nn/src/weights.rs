@@ -240,7 +240,9 @@ impl Weights {
                 .expect("as many bytes as the shape has");
             (name.as_str(), view)
         });
-        let content = safetensors::serialize(views, None).map_err(|error| WeightError::Format {
+        // As the files of checkpoints say: transformers has refused files that don't.
+        let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+        let content = safetensors::serialize(views, Some(format)).map_err(|error| WeightError::Format {
             path: path.to_owned(),
             format: SAFETENSORS,
             reason: error.to_string(),
@@ -324,6 +326,8 @@ mod tests {
         let read = Weights::read(&path).unwrap();
         assert_eq!(read.get("b.weight"), sample().get("b.weight"));
         assert_eq!(read.get("a.bias"), sample().get("a.bias"));
+        let (_, header) = SafeTensors::read_metadata(&fs::read(&path).unwrap()).unwrap();
+        assert_eq!(header.metadata().as_ref().unwrap()["format"], "pt");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file is left");
     }
 
