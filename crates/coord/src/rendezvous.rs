@@ -3,6 +3,7 @@
 use crate::server::Coordinator;
 use phalanx_job::{Error, Link, Roster, WorkerEnv, names, slurm};
 use phalanx_wire::{Deadline, Rank, Secret};
+use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::time::Instant;
 
@@ -54,11 +55,11 @@ pub fn rendezvous(
             if env.rank.0 == 0 {
                 let serve =
                     |address| Coordinator::serve(address, &pass, env.generation, env.world_size, |_, _| {});
-                // The others find the first one that this machine has.
-                let hosted = found
-                    .iter()
-                    .skip(1)
-                    .fold(serve(found[0]), |hosted, &next| hosted.or_else(|_| serve(next)));
+                // Where a port is taken, the others would find whoever has it.
+                let hosted = found.iter().skip(1).fold(serve(found[0]), |hosted, next| match hosted {
+                    Err(error) if error.kind() != ErrorKind::AddrInUse => serve(*next),
+                    hosted => hosted,
+                });
                 let hosted = hosted.map_err(|e| {
                     unreachable(format!(
                         "rank 0 can't listen there: {e}\nhint: choose another MASTER_PORT, the same for all ranks, or start them with `phalanx run`, which finds a free one"

@@ -25,6 +25,8 @@ const AGAIN: Duration = Duration::from_millis(300);
 const MEND: Duration = Duration::from_millis(500);
 /// How long whoever listens there may take to prove that it is the coordinator, however many ranks come at once.
 const PROOF_LIMIT: Duration = Duration::from_secs(30);
+/// How long each of several addresses is tried before the next.
+const TURN: Duration = Duration::from_secs(5);
 /// How long an answer of the coordinator may take.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
@@ -101,8 +103,11 @@ impl Link {
             let now = whereabouts.as_ref().and_then(|whereabouts| whereabouts.read().ok());
             let address = now.or_else(|| turns.next()).expect("a place to connect to");
             // One that may move, or be reached elsewhere, isn't waited for where it doesn't answer.
-            let has_others = whereabouts.is_some() || places.len() > 1;
-            let limit = if has_others { ANSWER_LIMIT } else { Duration::MAX };
+            let (limit, has_others) = match (&whereabouts, places.len()) {
+                (Some(_), _) => (ANSWER_LIMIT, true),
+                (None, 1) => (Duration::MAX, false),
+                (None, _) => (TURN, true),
+            };
             let soon = Deadline::after(deadline.remaining().min(limit));
             let error = match dial(address, &pass, &hello, &soon) {
                 Ok(stream) => return Ok(Link { whereabouts, ..Link::new(stream, address, pass, hello) }),

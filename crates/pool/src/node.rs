@@ -263,17 +263,15 @@ impl Node {
         let (endpoint, command, news) = (endpoint?, Arc::clone(&self.config.command), self.news.clone());
         let thread = thread::Builder::new().name("phalanx-pool-agent".into());
         let started = thread.spawn(move || {
-            let spawned = command(&start, &endpoint).and_then(|mut command| command.spawn());
-            let pid = spawned.as_ref().map(|child| Pid::from_raw(child.id() as i32));
-            // The node may have ended first.
-            let Ok(()) = news
-                .send(News::Begun(id, pid.map_err(|error| io::Error::new(error.kind(), error.to_string()))))
-            else {
-                return;
-            };
-            if let Ok(child) = spawned {
-                wait_out(&child);
-                let _ = news.send(News::Ended(id, child));
+            // The node may have ended before it hears any of this.
+            match command(&start, &endpoint).and_then(|mut command| command.spawn()) {
+                Ok(child) => {
+                    let pid = Pid::from_raw(child.id() as i32);
+                    let _ = news.send(News::Begun(id, Ok(pid)));
+                    wait_out(pid);
+                    let _ = news.send(News::Ended(id, child));
+                }
+                Err(error) => drop(news.send(News::Begun(id, Err(error)))),
             }
         });
         started.map(drop)
@@ -370,8 +368,8 @@ impl Node {
 }
 
 /// Waits until a process has ended, which keeps its number.
-fn wait_out(child: &Child) {
-    let (pid, keeping) = (Pid::from_raw(child.id() as i32), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
+fn wait_out(pid: Pid) {
+    let keeping = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
     while waitid(Id::Pid(pid), keeping) == Err(Errno::EINTR) {}
 }
 
