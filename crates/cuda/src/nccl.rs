@@ -76,10 +76,30 @@ impl InGraphs {
     }
 }
 
-/// Whether the environment has the library wait within its calls, whatever communicators are told: then nobody could end one whose other
-/// ranks don't come.
+/// Whether the library is set to wait within its calls, whatever communicators are told: then nobody could end one whose other ranks
+/// don't come.
 pub fn is_made_to_block() -> bool {
-    std::env::var("NCCL_COMM_BLOCKING").is_ok_and(|value| value.trim() == "1")
+    setting("NCCL_COMM_BLOCKING").is_some_and(|value| value.trim() == "1")
+}
+
+/// What the library goes by under this name: the environment, and then its files, which it reads itself only when it is used first
+/// (<https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html>).
+fn setting(name: &str) -> Option<String> {
+    let own = match std::env::var_os("NCCL_CONF_FILE") {
+        Some(file) => Some(PathBuf::from(file)),
+        None => std::env::home_dir().map(|home| home.join(".nccl.conf")),
+    };
+    let mut files = own.into_iter().chain([PathBuf::from("/etc/nccl.conf")]);
+    std::env::var(name).ok().or_else(|| {
+        files.find_map(|file| set_in(&std::fs::read_to_string(file).ok()?, name).map(str::to_owned))
+    })
+}
+
+/// What a file of the library says of a name: the first line that does counts.
+fn set_in<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    let lines = text.lines().filter(|line| !line.trim_start().starts_with('#'));
+    let mut set = lines.filter_map(|line| line.split_once('='));
+    set.find_map(|(known, value)| (known.trim() == name).then(|| value.trim()))
 }
 
 /// The library, opened.
@@ -111,7 +131,7 @@ impl Nccl {
 
     /// Of how many communicators of this process a graph may hold operations.
     pub fn in_graphs(&self) -> Result<InGraphs, Error> {
-        Ok(InGraphs::of(self.version()?, std::env::var(MIXING).ok().as_deref()))
+        Ok(InGraphs::of(self.version()?, setting(MIXING).as_deref()))
     }
 
     /// A new id. The process that made it must live until all ranks have joined: they meet there.
@@ -211,6 +231,20 @@ mod tests {
             ((3, 0, 0), Some("1"), InGraphs::One),
         ] {
             assert_eq!(InGraphs::of(version, mixing), want, "{version:?} {mixing:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_sets_what_its_first_line_of_a_name_says() {
+        let file =
+            "# NCCL_DEBUG=INFO\nNCCL_COMM_BLOCKING = 1\nNCCL_COMM_BLOCKING=0\n\nnothing\nNCCL_DEBUG=WARN=1\n";
+        for (name, want) in [
+            ("NCCL_COMM_BLOCKING", Some("1")),
+            ("NCCL_DEBUG", Some("WARN=1")),
+            ("nothing", None),
+            ("NCCL_COMM", None),
+        ] {
+            assert_eq!(set_in(file, name), want, "{name}");
         }
     }
 }

@@ -248,6 +248,11 @@ impl Ddp {
             ("they are made in parts", self.local.is_some()),
             ("gradients that are compressed, or summed by a hook, go by way of the host", self.is_hooked),
             ("gradients go by way of the host, not by NCCL", self.gpus.is_none()),
+            // One rank would record its sums, and another that lacks a gradient not.
+            (
+                "a step may leave parameters without a gradient (parallel.find_unused)",
+                self.config.find_unused,
+            ),
         ];
         reasons.into_iter().find(|(_, is_so)| *is_so).map(|(why, _)| why)
     }
@@ -590,16 +595,15 @@ impl Strategy for Ddp {
         }
         self.gpus = self.meet_on_gpus(parameters)?.map(Arc::new);
         self.meet_over_batch(parameters.grads().arena().device())?;
-        let mut why = self.never_replayed();
-        if why.is_none() && self.replays.is_some() {
-            let groups = 1 + usize::from(self.shared.is_some());
-            why = replay::refused_by_nccl(&self.group, self.gpus.as_deref(), groups)?;
-        }
-        if let Some(why) = why
-            && self.replays.take().is_some()
-            && parameters.grads().arena().device().gpu().is_some()
-        {
-            replay::none_is_replayed(&self.group, why);
+        if self.replays.is_some() {
+            let (own, groups) = (self.never_replayed(), 1 + usize::from(self.shared.is_some()));
+            let why = replay::kept_from_replay(&self.group, own, self.gpus.as_deref(), groups)?;
+            if let Some(why) = why {
+                self.replays = None;
+                if parameters.grads().arena().device().gpu().is_some() {
+                    replay::none_is_replayed(&self.group, why);
+                }
+            }
         }
         Ok(())
     }

@@ -37,7 +37,7 @@ use crate::error::Error;
 use crate::evaluation::{EvalPass, Judge};
 use crate::local::{Local, Pass};
 use crate::portion::Portion;
-use crate::replay::{Replays, none_is_replayed, refused_by_nccl};
+use crate::replay::{Replays, kept_from_replay, none_is_replayed};
 use crate::single::{Nobody, begin};
 use crate::strategy::{Collected, HeldGradient, Here, Place, Strategy, Sync, cut_each, multiply_each};
 use held::{Held, Moving};
@@ -410,14 +410,13 @@ impl Strategy for Fsdp {
         same_model(&self.all, parameters)?;
         if let Some(held) = &mut self.store.held {
             held.meet(&self.config, &self.shard, self.replicas.as_ref())?;
-            let mut why = held.never_replayed(&self.shard);
-            if why.is_none() && self.replays.is_some() {
-                why = refused_by_nccl(&self.all, held.gpus(), 1 + usize::from(self.replicas.is_some()))?;
-            }
-            if let Some(why) = why
-                && self.replays.take().is_some()
-            {
-                none_is_replayed(&self.all, why);
+            if self.replays.is_some() {
+                let (own, groups) =
+                    (held.never_replayed(&self.shard), 1 + usize::from(self.replicas.is_some()));
+                if let Some(why) = kept_from_replay(&self.all, own, held.gpus(), groups)? {
+                    self.replays = None;
+                    none_is_replayed(&self.all, why);
+                }
             }
             return Ok(());
         }

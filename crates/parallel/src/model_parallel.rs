@@ -34,7 +34,7 @@ use crate::mesh::{Axis, Bound, Mesh, MeshError};
 use crate::pipeline::{RankPipeline, Schedule, ScheduleKind, Shape};
 use crate::portion::Portion;
 use crate::ranks::Ranks;
-use crate::replay::{none_is_replayed, refused_by_nccl};
+use crate::replay::{kept_from_replay, none_is_replayed};
 use crate::single::SingleDevice;
 use crate::strategy::{Collected, HeldGradient, Here, Place, Strategy, Sync};
 use crate::tensor_parallel::{Between, Plan, cross_entropy_in_parts};
@@ -190,9 +190,6 @@ impl ModelParallel {
         let tensor = ranks_along(Axis::Tensor, "sums of parts")?;
         let context = ranks_along(Axis::Context, "keys and values")?;
         let by_host = tensor.iter().chain(&context).any(|ranks| ranks.gpus().is_none());
-        if config.replays && config.stages.is_none() && by_host && device.gpu().is_some() {
-            none_is_replayed(world, "what ranks tell each other between layers goes by way of the host");
-        }
         let pipeline = group(&[Axis::Pipeline])?;
         let replica = group(&[Axis::Pipeline, Axis::Tensor])?.unwrap_or_else(Group::solo);
         let same_part = group(&[Axis::Replica, Axis::Shard, Axis::Context])?;
@@ -205,11 +202,12 @@ impl ModelParallel {
                 None => same_part.iter().count(),
             };
             let gpus = along.clone().find_map(Ranks::gpus).map(|gpus| &**gpus);
-            if let Some(why) = refused_by_nccl(world, gpus, along.count() + over)?
-                && replays
-            {
-                none_is_replayed(world, why);
+            let own = by_host.then_some("what ranks tell each other between layers goes by way of the host");
+            if let Some(why) = kept_from_replay(world, own, gpus, along.count() + over)? {
                 replays = false;
+                if !by_host || config.stages.is_none() {
+                    none_is_replayed(world, why);
+                }
             }
         }
         let n_same = same_part.as_ref().map_or(1, Group::world_size);

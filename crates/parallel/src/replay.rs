@@ -76,19 +76,29 @@ pub(crate) fn none_is_replayed(group: &Group, why: &str) {
     }
 }
 
-/// Why NCCL keeps passes from being replayed in which numbers are exchanged in so many groups of GPUs, this one among them, if it does on
-/// any rank of `group`: all of them have to ask.
-pub(crate) fn refused_by_nccl(
+/// What has NCCL refuse graphs.
+const REFUSED: &str = "NCCL might keep graphs waiting for each other: take NCCL 2.29 or later without NCCL_GRAPH_MIXING_SUPPORT, or an earlier one with NCCL_GRAPH_MIXING_SUPPORT=0";
+/// What a rank goes by that has no reason of its own.
+const ELSEWHERE: &str = "what another worker exchanges goes by way of the host";
+
+/// Why passes aren't replayed in which numbers are exchanged in so many groups of GPUs, this one among them: for a reason of this rank's
+/// own, or since NCCL keeps them from it, or for that of another rank of `group`. All of them have to ask, and get an answer or none
+/// together: an operation is part of a graph on all ranks or on none.
+pub(crate) fn kept_from_replay(
     group: &Group,
+    own: Option<&'static str>,
     gpus: Option<&GpuGroup>,
     groups: usize,
 ) -> Result<Option<&'static str>, Error> {
     let needed = if groups > 1 { InGraphs::Several } else { InGraphs::One };
-    let mut refused = [u8::from(gpus.is_some_and(|gpus| gpus.in_graphs() < needed))];
-    group.all_reduce(&mut refused, ReduceOp::Max)?;
-    Ok((refused[0] > 0).then_some(
-        "NCCL might keep graphs waiting for each other: take NCCL 2.29 or later without NCCL_GRAPH_MIXING_SUPPORT, or an earlier one with NCCL_GRAPH_MIXING_SUPPORT=0",
-    ))
+    let is_refused = gpus.is_some_and(|gpus| gpus.in_graphs() < needed);
+    let mut worst = [if own.is_some() { 2 } else { u8::from(is_refused) }];
+    group.all_reduce(&mut worst, ReduceOp::Max)?;
+    Ok(own.or(match worst[0] {
+        0 => None,
+        1 => Some(REFUSED),
+        _ => Some(ELSEWHERE),
+    }))
 }
 
 /// What samples have in common that passes of one kind may be over.
@@ -331,4 +341,28 @@ fn given<'a>(all: &'a mut Vec<(Form, Given)>, form: &Form, pass: &Pass<'_>) -> &
 
 fn failed(error: phalanx_tensor::Error) -> Error {
     Error::Replay { error: Box::new(error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_replay_together_or_not_at_all() {
+        let answers = |own: [Option<&'static str>; 3]| -> Vec<Option<&'static str>> {
+            std::thread::scope(|scope| {
+                let asked: Vec<_> = Group::threads(3)
+                    .into_iter()
+                    .zip(own)
+                    .map(|(group, own)| scope.spawn(move || kept_from_replay(&group, own, None, 1).unwrap()))
+                    .collect();
+                asked.into_iter().map(|answer| answer.join().unwrap()).collect()
+            })
+        };
+        assert_eq!(answers([None; 3]), [None; 3]);
+        assert_eq!(
+            answers([None, Some("a GPU is shared"), None]),
+            [Some(ELSEWHERE), Some("a GPU is shared"), Some(ELSEWHERE)]
+        );
+    }
 }

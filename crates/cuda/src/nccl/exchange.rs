@@ -393,10 +393,11 @@ impl<L> Exchanged<L> {
             }
             self.mark()?;
         }
-        let Some(end) = self.end.take() else { return Ok(()) };
-        self.exchange.gpu.compute().wait(&lock(&end).event)?;
+        let Some(end) = &self.end else { return Ok(()) };
+        // Where this fails the operation still has its end, and nothing that was lent goes back.
+        self.exchange.gpu.compute().wait(&lock(end).event)?;
         // Nobody else has it but for a moment, in which another operation finds it marked.
-        if let Some(end) = Arc::into_inner(end) {
+        if let Some(end) = self.end.take().and_then(Arc::into_inner) {
             let event = end.into_inner().unwrap_or_else(PoisonError::into_inner).event;
             lock(&self.exchange.spare).push(event);
         }
