@@ -190,6 +190,8 @@ struct Sums<'a> {
     group: &'a Group,
     gpus: Option<&'a GpuGroup>,
     hook: &'a mut dyn Hook,
+    /// Whether statistics of a batch go by the group as well.
+    is_shared: bool,
 }
 
 impl Ddp {
@@ -322,14 +324,15 @@ impl Ddp {
         pass: impl FnOnce(&mut dyn GradSink) -> Result<R, Error>,
     ) -> Result<R, Error> {
         self.check_finished();
-        let Ddp { step, buckets, group, gpus, hook, adding, .. } = self;
+        let Ddp { step, buckets, group, gpus, hook, adding, shared, .. } = self;
         let buckets = prepared(buckets);
         begin(adding, parameters);
         match sync {
             Sync::Later => pass(&mut Nobody),
             Sync::Now => {
                 step.expect();
-                let sums = Sums { group, gpus: gpus.as_deref(), hook: hook.as_mut() };
+                let is_shared = shared.as_ref().is_some_and(|shared| shared.ranks.gpus().is_none());
+                let sums = Sums { group, gpus: gpus.as_deref(), hook: hook.as_mut(), is_shared };
                 pass(&mut Counter { step, buckets, sums, parameters })
             }
         }
@@ -348,7 +351,9 @@ impl Ddp {
             }
             self.step.lacking.clear();
             self.step.lacking.resize(buckets.len(), 0);
-            let mut sums = Sums { group: &self.group, gpus: self.gpus.as_deref(), hook: self.hook.as_mut() };
+            let (gpus, hook) = (self.gpus.as_deref(), self.hook.as_mut());
+            // The pass is over, and its sums over the batch are.
+            let mut sums = Sums { group: &self.group, gpus, hook, is_shared: false };
             Ddp::start_complete(&mut self.step, buckets, &mut sums, parameters);
         }
         if let Some(error) = self.step.failure.take() {
@@ -387,7 +392,10 @@ impl Ddp {
             }
             step.next += 1;
         }
-        while step.coming.front().is_some_and(Bucket::is_here) {
+        // When a copy from a GPU is here differs from rank to rank, and what is summed over the batch goes by the group in the midst of the
+        // pass: all ranks start these buckets behind it.
+        let is_late = sums.is_shared && parameters.grads().arena().device().gpu().is_some();
+        while !is_late && step.coming.front().is_some_and(Bucket::is_here) {
             step.pending.extend(step.coming.pop_front().map(|bucket| sums.hook.start(bucket, sums.group)));
         }
     }
@@ -543,7 +551,7 @@ impl Way for Summed<'_> {
     fn give(&mut self, pass: &Pass<'_>, weight: &Tensor) -> Result<Tensor, Error> {
         let Summed { step, buckets, group, gpus, hook, shared } = self;
         step.expect();
-        let sums = Sums { group, gpus: Some(gpus), hook: &mut **hook };
+        let sums = Sums { group, gpus: Some(gpus), hook: &mut **hook, is_shared: false };
         let mut counter = Counter { step, buckets, sums, parameters: pass.parameters };
         Ok(replay::in_one_go(pass, weight, shared.cloned(), &mut counter))
     }
@@ -765,7 +773,7 @@ mod tests {
             parameters.grads().zero();
             let mut step =
                 Started { lacking: buckets.iter().map(Range::len).collect(), ..Started::default() };
-            let sums = Sums { group: &group, gpus: None, hook: &mut AllReduce };
+            let sums = Sums { group: &group, gpus: None, hook: &mut AllReduce, is_shared: false };
             let counter = Counter { step: &mut step, buckets: &buckets, sums, parameters: &parameters };
             let mut sink = Noting { counter, started: Vec::new() };
             let loss = net.forward(&Tensor::ones(&device, [1, 2], DType::F32), &mut Ctx::eval()).sum_all();

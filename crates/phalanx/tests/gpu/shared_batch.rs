@@ -54,6 +54,9 @@ fn a_batch_of_all_ranks_is_normalised_as_on_cpus() {
     let trainer = Trainer { ddp: shared(BetweenGpus::Best), batch_size: 4, ..trainer() };
     check_on(&fake, &trainer, 2, &|_| gpu_of(&fake, 0));
     assert_eq!(fake.nccl().live(), 0, "communicators that nobody ended");
+    // A bucket of every gradient, so that some are whole before the last sum over the batch.
+    let ddp = DdpConfig { bucket_bytes: 0, first_bucket_bytes: 0, ..shared(BetweenGpus::Host) };
+    check_of(&deep, &fake, &Trainer { ddp, ..trainer }, 2, &|rank| gpu_of(&fake, rank));
 }
 
 /// Their sums are part of the graphs.
