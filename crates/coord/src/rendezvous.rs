@@ -34,24 +34,7 @@ pub fn rendezvous(
     let places = match (env.coordinator, &env.master) {
         (Some(address), _) => vec![address],
         (None, Some((name, port))) => {
-            let unreachable =
-                |reason: String| Error::Unreachable { address: format!("{name}:{port}"), reason };
-            let found: Vec<SocketAddr> = match (name.as_str(), *port).to_socket_addrs() {
-                Ok(found) => {
-                    let spans_nodes = env.world_size > env.local_world_size;
-                    let own = || if spans_nodes { address_to_others() } else { None };
-                    seen_by_others(name, found, own)
-                }
-                // A cluster's own names may be known to nobody else.
-                Err(error) => slurm::node_address(name)
-                    .ok_or(error)
-                    .and_then(|known| (known.as_str(), *port).to_socket_addrs())
-                    .map_err(|error| unreachable(error.to_string()))?
-                    .collect(),
-            };
-            if found.is_empty() {
-                return Err(unreachable("the name has no address".into()));
-            }
+            let found = addresses(name, *port, env.world_size > env.local_world_size)?;
             if env.rank.0 == 0 {
                 let serve =
                     |address| Coordinator::serve(address, &pass, env.generation, env.world_size, |_, _| {});
@@ -61,13 +44,11 @@ pub fn rendezvous(
                     hosted => hosted,
                 });
                 let hosted = hosted.map_err(|e| {
-                    unreachable(format!(
+                    unreachable(name, *port, format!(
                         "rank 0 can't listen there: {e}\nhint: choose another MASTER_PORT, the same for all ranks, or start them with `phalanx run`, which finds a free one"
                     ))
                 })?;
-                let own = hosted.address();
-                host = Some(hosted);
-                vec![own]
+                vec![host.insert(hosted).address()]
             } else {
                 found
             }
@@ -92,6 +73,30 @@ pub fn rendezvous(
     let address = endpoint(link.local_address()?.ip())?;
     let (rank, roster) = link.join(address, deadline)?;
     Ok(Meeting { rank, roster, secret: pass.secret().clone(), link, host })
+}
+
+fn unreachable(name: &str, port: u16, reason: String) -> Error {
+    Error::Unreachable { address: format!("{name}:{port}"), reason }
+}
+
+/// Where rank 0 of a run, on several machines or not, may listen: one address at least.
+fn addresses(name: &str, port: u16, spans_nodes: bool) -> Result<Vec<SocketAddr>, Error> {
+    let found = match (name, port).to_socket_addrs() {
+        Ok(found) => {
+            let own = || if spans_nodes { address_to_others() } else { None };
+            seen_by_others(name, found, own)
+        }
+        // A cluster's own names may be known to nobody else.
+        Err(error) => slurm::node_address(name)
+            .ok_or(error)
+            .and_then(|known| (known.as_str(), port).to_socket_addrs())
+            .map_err(|error| unreachable(name, port, error.to_string()))?
+            .collect(),
+    };
+    if found.is_empty() {
+        return Err(unreachable(name, port, "the name has no address".into()));
+    }
+    Ok(found)
 }
 
 /// Those of a name's addresses that are good for other machines, which this one's own name often isn't here: Debian's `/etc/hosts`

@@ -1,7 +1,8 @@
 //! Distributed data parallel: every rank holds the model, takes its share of the samples, and gradients are summed.
 //!
 //! Invariants:
-//! - **D-ORDER**: all ranks start their buckets in the same order, bucket 0 first, whatever order gradients arrive in.
+//! - **D-ORDER**: all ranks start their buckets in the same order, bucket 0 first, whatever order gradients arrive in. Where statistics of
+//!   a batch go by the same group, those of GPUs start behind the pass: when one is in the host's memory is another moment on each rank.
 //! - **D-WHOLE**: a bucket is started when each of its gradients is final, and nobody writes it until its work is waited for
 //!   (its span holds the write borrow). Between GPUs NCCL sums them where they lie. Where it can't, they come to pinned memory of
 //!   the host first, and go back from there when their bucket is dropped, whatever the group does with them in between.
@@ -392,8 +393,7 @@ impl Ddp {
             }
             step.next += 1;
         }
-        // When a copy from a GPU is here differs from rank to rank, and what is summed over the batch goes by the group in the midst of the
-        // pass: all ranks start these buckets behind it.
+        // D-ORDER
         let is_late = sums.is_shared && parameters.grads().arena().device().gpu().is_some();
         while !is_late && step.coming.front().is_some_and(Bucket::is_here) {
             step.pending.extend(step.coming.pop_front().map(|bucket| sums.hook.start(bucket, sums.group)));

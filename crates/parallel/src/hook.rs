@@ -63,8 +63,8 @@ pub trait Hook: Send {
         None
     }
 
-    /// Goes on with what [`Hook::kept`] gave on this rank, or [`Hook::share_out`]. Called before the first step; what doesn't fit the gradients is an
-    /// error of that step.
+    /// Goes on with what [`Hook::kept`] gave on this rank, or [`Hook::share_out`] for it. Called before the first step; what doesn't fit
+    /// the gradients is an error of that step.
     fn go_on(&mut self, kept: Kept) {
         drop(kept);
     }

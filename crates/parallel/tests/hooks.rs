@@ -155,7 +155,7 @@ fn a_matrix_of_low_rank_comes_out_whole() {
 
 /// What the ranks have learned after 20 steps, of which the last ones were made by a new hook: with what the old one of the
 /// same rank kept, as rank 0 tells it, or as `hand_over` has it.
-fn relayed(at: usize, hand_over: impl Fn(usize, &[Kept]) -> Vec<Kept> + std::marker::Sync) -> Vec<Vec<f32>> {
+fn relayed(at: usize, hand_over: impl Fn(&[Kept]) -> Vec<Kept> + std::marker::Sync) -> Vec<Vec<f32>> {
     let told: Mutex<Vec<Kept>> = Mutex::default();
     let on_rank = |group: Group| {
         let mut learner = Learner::new(group.clone());
@@ -169,7 +169,7 @@ fn relayed(at: usize, hand_over: impl Fn(usize, &[Kept]) -> Vec<Kept> + std::mar
         told.lock().unwrap().extend(kept);
         group.barrier().unwrap();
         let mut strategy = learner.strategy(power(2, 3));
-        strategy.go_on(hand_over(group.rank().index(), &told.lock().unwrap())).unwrap();
+        strategy.go_on(hand_over(&told.lock().unwrap())).unwrap();
         for _ in at..20 {
             learner.step(&mut strategy).unwrap();
         }
@@ -184,14 +184,14 @@ fn relayed(at: usize, hand_over: impl Fn(usize, &[Kept]) -> Vec<Kept> + std::mar
 
 #[test]
 fn a_hook_goes_on_from_what_another_kept_bit_for_bit() {
-    let whole = relayed(0, |_, _| vec![Kept::new(); RANKS]);
+    let whole = relayed(0, |_| vec![Kept::new(); RANKS]);
     // Before the first step that is compressed, just after it, and later.
     for at in [2, 4, 11] {
-        assert!(relayed(at, |_, kept| kept.to_vec()) == whole, "handed over after step {at}");
+        assert!(relayed(at, |kept| kept.to_vec()) == whole, "handed over after step {at}");
     }
     // So the test would see it if nothing were handed over, or rank 0's to all.
-    assert!(relayed(11, |_, _| vec![Kept::new(); RANKS]) != whole);
-    assert!(relayed(11, |_, kept| vec![kept[0].clone(); RANKS]) != whole);
+    assert!(relayed(11, |_| vec![Kept::new(); RANKS]) != whole);
+    assert!(relayed(11, |kept| vec![kept[0].clone(); RANKS]) != whole);
 }
 
 #[test]
@@ -201,7 +201,6 @@ fn another_number_of_ranks_shares_out_what_each_lacked() {
     let shared = power(1, 0).share_out(vec![kept([1.0, -2.0]), kept([0.0, 4.0]), kept([2.0, 1.0])], 2);
     assert_eq!(shared, Some(kept([1.5, 1.5])));
     assert_eq!(AllReduce.share_out(vec![kept([1.0, -2.0])], 2), None);
-
     // The last step comes to the same, but for rounding, with what twice as many lacked, half of them nothing, and to something else
     // without it.
     let forgotten = |kept: &[Kept]| -> Vec<Kept> {
@@ -211,9 +210,9 @@ fn another_number_of_ranks_shares_out_what_each_lacked() {
         };
         kept.iter().map(|kept| kept.iter().map(forget).collect()).collect()
     };
-    let whole = relayed(0, |_, _| vec![Kept::new(); RANKS]);
+    let whole = relayed(0, |_| vec![Kept::new(); RANKS]);
     let off = |hand_over: &(dyn Fn(&[Kept]) -> Vec<Kept> + std::marker::Sync)| {
-        let values = relayed(19, |_, kept| hand_over(kept));
+        let values = relayed(19, hand_over);
         let pairs = values.iter().flatten().zip(whole.iter().flatten());
         pairs.fold(0.0f32, |most, (a, b)| most.max((a - b).abs()))
     };

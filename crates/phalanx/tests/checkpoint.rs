@@ -346,7 +346,7 @@ fn compressed_gradients_go_on_compressed_alike_by_any_number_of_ranks() {
     assert_eq!(manifest.version, 2);
     let error = train(2, &trainer(3, 4, true), sgd.into()).err().unwrap().to_string();
     assert!(error.contains("gradients were compressed with other settings"), "{error}");
-    // What each lacked is shared out among any number of ranks; whoever goes on without any compression does without it.
+    // What each lacked is shared out among any number of ranks; whoever goes on alone, or without any compression, does without it.
     for (ranks, rank) in [(1, 2), (4, 2), (2, 0), (1, 0)] {
         let mut other = trainer(rank, 4, true);
         if rank == 0 {

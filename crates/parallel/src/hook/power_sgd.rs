@@ -173,11 +173,11 @@ impl Hook for PowerSgd {
 
     fn share_out(&self, all: Vec<Kept>, ranks: usize) -> Option<Kept> {
         let mut shared = all.first()?.clone();
-        for (name, error) in shared.iter_mut().filter(|(name, _)| name.ends_with(ERROR)) {
-            for (at, x) in error.iter_mut().enumerate() {
-                let of =
-                    |kept: &Kept| kept.get(name).and_then(|error| error.get(at)).copied().unwrap_or_default();
-                *x = (all.iter().map(|kept| f64::from(of(kept))).sum::<f64>() / ranks as f64) as f32;
+        for (name, share) in shared.iter_mut().filter(|(name, _)| name.ends_with(ERROR)) {
+            let errors: Vec<&Vec<f32>> = all.iter().filter_map(|kept| kept.get(name)).collect();
+            for (at, x) in share.iter_mut().enumerate() {
+                let there = errors.iter().filter_map(|error| error.get(at));
+                *x = (there.map(|&x| f64::from(x)).sum::<f64>() / ranks as f64) as f32;
             }
         }
         Some(shared)
